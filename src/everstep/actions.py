@@ -1,0 +1,179 @@
+"""Everything the core can ask for: imperatives, frozen, in one tagged union.
+
+`ControllerAction` is what the controller's core decides, and therefore exactly what the journal
+holds beside each event. `Order` is the part of it that is sent to one machine. (What the core of
+an agent asks of its own shell is in core/agent_io.py.)
+
+Every action has an id (idempotent: a shell that sees an id twice acts once and answers twice), a
+cause (the journal number of the event that led to it) and a sentence that says why, with numbers.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from everstep.model import (
+    Fault,
+    Generation,
+    MachineId,
+    NodeRank,
+    Rank,
+    Seconds,
+    Step,
+    Value,
+)
+
+
+class Imperative(Value, frozen=True, kw_only=True, tag=True):
+    """Base of all actions; the class name is the tag on the wire and in the journal."""
+
+    id: str
+    cause: str
+    """Id of what led to it: the journal number of an event ("412"), or of an order ("412.0")."""
+    why: str
+
+
+# --- orders: sent to one machine, answered by an event that names the id ---------------------------
+
+
+class StopRanks(Imperative, frozen=True, kw_only=True):
+    """End every rank older than `generation`, prove it gone, reserve a store port, say what is left.
+
+    Answered by RanksStopped or RanksSurvived. A machine with nothing running answers at once.
+    """
+
+    machine: MachineId
+    generation: Generation
+    grace_s: Seconds = 0.0
+    """Time between SIGTERM and SIGKILL. 0: SIGKILL at once, right for a restart, since the
+    checkpoint lies in shared memory and a broken process group cannot finish a step anyway."""
+    within_s: Seconds = 10.0
+
+
+class StartRanks(Imperative, frozen=True, kw_only=True):
+    """Fork this machine's ranks of this generation. Answered by RanksStarted or StartFailed."""
+
+    machine: MachineId
+    generation: Generation
+    node_rank: NodeRank
+    master_addr: str
+    master_port: int
+    restore: Step
+    """Step to restore, NO_STEP for none. Slots of newer steps are dropped before the fork."""
+    restore_generation: Generation
+    """Generation that computed `restore`."""
+    restarts: int
+    """Restarts before this one, torchrun's TORCHELASTIC_RESTART_COUNT."""
+
+
+class PersistStep(Imperative, frozen=True, kw_only=True):
+    """Keep the slot of this step until it is on disk. Answered by StepPersisted or PersistFailed."""
+
+    machine: MachineId
+    generation: Generation
+    step: Step
+
+
+class InjectFault(Imperative, frozen=True, kw_only=True):
+    """Break something on purpose. Answered by FaultInjected, just before it happens."""
+
+    fault: Fault
+    machine: MachineId | None = None
+    """None: the controller itself."""
+    rank: Rank | None = None
+
+
+class ReleaseMachine(Imperative, frozen=True, kw_only=True):
+    """End everything of ours on the machine. Answered by MachineReleased, the machine's last word."""
+
+    machine: MachineId
+
+
+Order = StopRanks | StartRanks | PersistStep | InjectFault | ReleaseMachine
+
+
+# --- decisions the controller's own shell carries out ----------------------------------------------
+
+
+class EvictMachine(Imperative, frozen=True, kw_only=True):
+    """The machine leaves the job and is refused from now on; whoever owns it may take it away."""
+
+    machine: MachineId
+
+
+class WakeStandby(Imperative, frozen=True, kw_only=True):
+    """The standby takes this position. It is an entry in the books: its orders follow."""
+
+    machine: MachineId
+    node_rank: NodeRank
+
+
+class RequestMachines(Imperative, frozen=True, kw_only=True):
+    """Ask the owner of machines for this many more. Answered by MachinesRequested."""
+
+    count: int
+
+
+class PublishStep(Imperative, frozen=True, kw_only=True):
+    """All shards of this step are on disk: write its manifest. Answered by StepPublished."""
+
+    step: Step
+    generation: Generation
+
+
+class BeginGeneration(Imperative, frozen=True, kw_only=True):
+    """A new incarnation of all training processes: everything older is void. Durable before its orders."""
+
+    generation: Generation
+
+
+class OpenIncident(Imperative, frozen=True, kw_only=True):
+    """A symptom that no open incident explains. Viewers are told."""
+
+    incident: str
+    symptom: str
+
+
+class CloseIncident(Imperative, frozen=True, kw_only=True):
+    """The incident's recovery is proven, or the job ended with it. Viewers are told."""
+
+    incident: str
+
+
+class PageHuman(Imperative, frozen=True, kw_only=True):
+    """Nothing is left to try that is not a guess: tell a person, with the whole story in `why`."""
+
+
+class Outcome(StrEnum):
+    """How a job ended."""
+
+    FINISHED = "finished"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+
+class FinishJob(Imperative, frozen=True, kw_only=True):
+    """The job ends; machines are released next. `why` is the sentence shown to its user."""
+
+    outcome: Outcome
+    exit_code: int
+    detail: str = ""
+    """For example the traceback of the rank that failed."""
+
+
+Decision = (
+    EvictMachine
+    | WakeStandby
+    | RequestMachines
+    | PublishStep
+    | BeginGeneration
+    | OpenIncident
+    | CloseIncident
+    | PageHuman
+    | FinishJob
+)
+
+ControllerAction = Order | Decision
+
+DURABLE = (BeginGeneration, EvictMachine, RequestMachines, FinishJob)
+"""Actions before which the journal is fsynced: what must never be decided twice differently."""

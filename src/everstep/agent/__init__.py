@@ -1,0 +1,1 @@
+"""The shell on each machine: launcher, supervision of ranks, the link to the controller."""

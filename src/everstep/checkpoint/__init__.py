@@ -1,0 +1,1 @@
+"""Checkpoints: the format of a shard, slots in shared memory, the disk tier."""

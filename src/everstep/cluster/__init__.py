@@ -1,0 +1,1 @@
+"""Who owns machines: local stand-ins here; Slurm and Kubernetes come later."""

@@ -1,0 +1,1 @@
+"""The shell of the controller: its loop and its server."""

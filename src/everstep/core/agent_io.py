@@ -1,0 +1,148 @@
+"""What the agent's core is told and what it asks for: the vocabulary of core/agent.py.
+
+The shell in agent/ and the simulator's machines create these events and carry out these actions.
+Nothing here crosses a machine's border; what does is Report (events.py) and Order (actions.py).
+"""
+
+from __future__ import annotations
+
+from everstep.actions import Imperative, InjectFault, Order, PersistStep, StartRanks
+from everstep.events import (
+    Fact,
+    FaultInjected,
+    PersistFailed,
+    RankExited,
+    Report,
+    StepPersisted,
+    TimerFired,
+)
+from everstep.model import Copy, Generation, RankStatus, Seconds, Step, Term
+
+# --- events -----------------------------------------------------------------------------------------
+
+
+class OrderReceived(Fact, frozen=True, kw_only=True):
+    """The controller of this term ordered something of this machine."""
+
+    term: Term
+    order: Order
+
+
+class ControllerConnected(Fact, frozen=True, kw_only=True):
+    """A connection to a controller of this term stands."""
+
+    term: Term
+
+
+class ControllerDisconnected(Fact, frozen=True, kw_only=True):
+    """The connection to the controller is gone."""
+
+
+class RanksAdopted(Fact, frozen=True, kw_only=True):
+    """First fact an agent's core hears: what the heartbeat slots say was left running here."""
+
+    generation: Generation
+    ranks: tuple[RankStatus, ...]
+
+
+class RanksForked(Fact, frozen=True, kw_only=True):
+    """The launcher forked the ranks. Answer to ForkRanks."""
+
+    action: str
+    generation: Generation
+    ranks: tuple[RankStatus, ...]
+
+
+class ForkFailed(Fact, frozen=True, kw_only=True):
+    """The launcher could not fork the ranks, or there is no launcher."""
+
+    action: str
+    generation: Generation
+    reason: str
+
+
+class RanksGone(Fact, frozen=True, kw_only=True):
+    """No process of an older generation is left here. Answer to KillRanks."""
+
+    action: str
+    generation: Generation
+    store_port: int
+    copies: tuple[Copy, ...] = ()
+
+
+class RanksRemain(Fact, frozen=True, kw_only=True):
+    """Killed processes would not go in time (uninterruptible sleep, say)."""
+
+    action: str
+    generation: Generation
+    pids: tuple[int, ...]
+
+
+class SlotsRead(Fact, frozen=True, kw_only=True):
+    """What the heartbeat slots of this machine's running ranks say right now."""
+
+    generation: Generation
+    slowest: Step
+    fastest: Step
+    step_s: Seconds | None = None
+    loss: float | None = None
+
+
+AgentEvent = (
+    OrderReceived
+    | ControllerConnected
+    | ControllerDisconnected
+    | RanksAdopted
+    | RanksForked
+    | ForkFailed
+    | RanksGone
+    | RanksRemain
+    | RankExited
+    | SlotsRead
+    | StepPersisted
+    | PersistFailed
+    | FaultInjected
+    | TimerFired
+)
+
+
+# --- actions ----------------------------------------------------------------------------------------
+
+
+class ForkRanks(Imperative, frozen=True, kw_only=True):
+    """Drop slots newer than the order's step, then have the launcher fork. `id` is the order's."""
+
+    order: StartRanks
+
+
+class KillRanks(Imperative, frozen=True, kw_only=True):
+    """Kill what is older than `generation`, prove it gone, reserve a port: RanksGone or RanksRemain."""
+
+    generation: Generation
+    grace_s: Seconds
+    within_s: Seconds
+
+
+class PersistShards(Imperative, frozen=True, kw_only=True):
+    """Pin this step on every local rank and copy it to disk: StepPersisted or PersistFailed."""
+
+    order: PersistStep
+
+
+class DoFault(Imperative, frozen=True, kw_only=True):
+    """Kill what the order names."""
+
+    order: InjectFault
+
+
+class LeaveMachine(Imperative, frozen=True, kw_only=True):
+    """Report MachineReleased, then end launcher, ranks, keeper and this agent."""
+
+
+class SendReport(Imperative, frozen=True, kw_only=True):
+    """Say this to the controller, now or when there is one again."""
+
+    report: Report
+
+
+AgentAction = ForkRanks | KillRanks | PersistShards | DoFault | LeaveMachine | SendReport

@@ -1,0 +1,305 @@
+"""Everything the core can be told: facts in the past tense, frozen, in one tagged union.
+
+`ControllerEvent` is what the controller's core is told, and therefore exactly what its journal
+holds. `Report` is what agents say; most reports are events as they are, the frequent ones are
+folded by core/intake.py first. Shells create events; cores only read them. (What the agent's own
+core is told, on its machine, is in core/agent_io.py.)
+
+An event that is the result of an action names it in `action`; the core then forgets the action.
+Durations travel, remote time stamps do not: `age_s` is measured on one clock at the place where
+the fact was seen.
+"""
+
+from __future__ import annotations
+
+from everstep.model import (
+    Copy,
+    ExitStatus,
+    Fault,
+    Generation,
+    JobSpec,
+    MachineId,
+    NodeRank,
+    Published,
+    Rank,
+    RankError,
+    RankStatus,
+    Seconds,
+    Step,
+    Term,
+    Value,
+)
+
+
+class Fact(Value, frozen=True, kw_only=True, tag=True):
+    """Base of all events; the class name is the tag on the wire and in the journal."""
+
+
+# --- the job and its controller -----------------------------------------------------------------
+
+
+class JobSubmitted(Fact, frozen=True, kw_only=True):
+    """First record of every journal."""
+
+    spec: JobSpec
+    published: tuple[Published, ...] = ()
+    """Steps already complete in the checkpoint directory, oldest first."""
+
+
+class ControllerStarted(Fact, frozen=True, kw_only=True):
+    """A controller took the next term. From here on every older term is fenced off."""
+
+    term: Term
+    version: str
+
+
+class StopRequested(Fact, frozen=True, kw_only=True):
+    """A person asked for the end of the job (`everstep stop`, Ctrl-C in `everstep run`)."""
+
+    by: str
+
+
+class FaultRequested(Fact, frozen=True, kw_only=True):
+    """A person asked to break something on purpose (`everstep inject`)."""
+
+    fault: Fault
+    rank: Rank | None = None
+    machine: MachineId | None = None
+
+
+class TimerFired(Fact, frozen=True, kw_only=True):
+    """The time that next_deadline() named has come."""
+
+
+# --- machines -------------------------------------------------------------------------------------
+
+
+class MachineJoined(Fact, frozen=True, kw_only=True):
+    """An agent connected and said what its machine is and what runs on it.
+
+    Sent on every new connection, so also after a lost connection, a restarted agent or a restarted
+    controller: the core takes it as the whole truth about the machine's ranks.
+    """
+
+    machine: MachineId
+    agent: str
+    """Random id of this agent process: a restarted agent has another one."""
+    address: str
+    """Where other machines reach this one; MASTER_ADDR if it hosts rank 0."""
+    host: str
+    """Host name, for people; several stand-ins share one."""
+    version: str
+    generation: Generation
+    """Newest generation the agent was ordered to know; 0 on a fresh machine."""
+    ranks: tuple[RankStatus, ...] = ()
+    copies: tuple[Copy, ...] = ()
+    node_rank: NodeRank | None = None
+    """The position asked for on the command line (torchrun's --node-rank), if any."""
+
+
+class MachineSilent(Fact, frozen=True, kw_only=True):
+    """The connection to the machine's agent closed or fell silent. Its ranks may well still train."""
+
+    machine: MachineId
+    agent: str
+
+
+class MachineLost(Fact, frozen=True, kw_only=True):
+    """Whoever owns the machines (local cluster, Slurm, Kubernetes) says that this one is gone."""
+
+    machine: MachineId
+    witness: str
+    """One clause for people, for example "its keeper, pid 4711, is gone"."""
+
+
+class MachineReleased(Fact, frozen=True, kw_only=True):
+    """Nothing of ours is left on the machine: processes and shared memory are gone."""
+
+    machine: MachineId
+    action: str
+
+
+# --- ranks ------------------------------------------------------------------------------------
+
+
+class RanksStopped(Fact, frozen=True, kw_only=True):
+    """Every rank older than `generation` is proven gone on this machine: it is ready to start.
+
+    The answer to StopRanks.
+    """
+
+    machine: MachineId
+    action: str
+    generation: Generation
+    store_port: int
+    """A port that the agent holds reserved on this machine, for rank 0's store."""
+    copies: tuple[Copy, ...] = ()
+    """The complete checkpoints in this machine's memory."""
+
+
+class RanksSurvived(Fact, frozen=True, kw_only=True):
+    """Old ranks could not be proven gone in time: the machine must not be used again."""
+
+    machine: MachineId
+    action: str
+    generation: Generation
+    pids: tuple[int, ...]
+
+
+class RanksStarted(Fact, frozen=True, kw_only=True):
+    """The machine's ranks of this generation run. The answer to StartRanks."""
+
+    machine: MachineId
+    action: str
+    generation: Generation
+
+
+class StartFailed(Fact, frozen=True, kw_only=True):
+    """The machine could not start its ranks: no launcher, no port, no memory for the slots."""
+
+    machine: MachineId
+    action: str
+    generation: Generation
+    reason: str
+
+
+class RankExited(Fact, frozen=True, kw_only=True):
+    """A rank's process ended. Told to the agent's core by its shell, and by it to the controller's."""
+
+    machine: MachineId
+    generation: Generation
+    rank: Rank
+    exit: ExitStatus
+    age_s: Seconds = 0.0
+    """How long ago the agent's kernel ended it, when this report was made."""
+    error: RankError | None = None
+    last_lines: str = ""
+    """The end of the rank's output, at most 4 KiB."""
+
+
+class StepProgress(Fact, frozen=True, kw_only=True):
+    """What intake.py makes of all machines' reports, at most once a second and at first progress."""
+
+    generation: Generation
+    finished_by_all: Step
+    """Newest step whose optimizer update finished on every rank."""
+    finished_by_one: Step
+    """Newest step that any rank finished."""
+    step_s: Seconds | None = None
+    """Recent time per step, if known."""
+    age_s: Seconds = 0.0
+    """How long ago `finished_by_all` was reached."""
+    loss: float | None = None
+
+
+# --- checkpoints ------------------------------------------------------------------------------
+
+
+class StepPersisted(Fact, frozen=True, kw_only=True):
+    """The machine's shards of this step are on disk, checked and fsynced. Answer to PersistStep."""
+
+    machine: MachineId
+    action: str
+    step: Step
+
+
+class PersistFailed(Fact, frozen=True, kw_only=True):
+    """The machine could not put its shards of this step on disk; training goes on."""
+
+    machine: MachineId
+    action: str
+    step: Step
+    reason: str
+
+
+class StepPublished(Fact, frozen=True, kw_only=True):
+    """The step's manifest is in place: any machine may restore it. Answer to PublishStep."""
+
+    action: str
+    step: Step
+    generation: Generation
+    reason: str = ""
+    """Empty, or why it could not be published."""
+
+
+class MachinesRequested(Fact, frozen=True, kw_only=True):
+    """The cluster accepted or refused a request for machines. Answer to RequestMachines."""
+
+    action: str
+    reason: str = ""
+    """Empty, or why it was refused."""
+
+
+class FaultInjected(Fact, frozen=True, kw_only=True):
+    """The fault is about to happen (it may kill the one who says so). Answer to InjectFault."""
+
+    action: str
+    fault: Fault
+    machine: MachineId | None = None
+
+
+ControllerEvent = (
+    JobSubmitted
+    | ControllerStarted
+    | StopRequested
+    | FaultRequested
+    | TimerFired
+    | MachineJoined
+    | MachineSilent
+    | MachineLost
+    | MachineReleased
+    | RanksStopped
+    | RanksSurvived
+    | RanksStarted
+    | StartFailed
+    | RankExited
+    | StepProgress
+    | StepPersisted
+    | PersistFailed
+    | StepPublished
+    | MachinesRequested
+    | FaultInjected
+)
+
+
+# --- what agents send besides (folded by core/intake.py or shown to people; never journalled) ------
+
+
+class MachineProgress(Fact, frozen=True, kw_only=True):
+    """A machine's slowest and fastest rank: the reduced form of all its heartbeat slots."""
+
+    machine: MachineId
+    generation: Generation
+    slowest: Step
+    fastest: Step
+    step_s: Seconds | None = None
+    age_s: Seconds = 0.0
+    """How long ago the slowest rank finished `slowest`."""
+    loss: float | None = None
+
+
+class OutputLines(Fact, frozen=True, kw_only=True):
+    """New output of one rank, for people. Bounded: what does not fit is counted, not sent."""
+
+    machine: MachineId
+    rank: Rank
+    generation: Generation
+    text: str
+    dropped_bytes: int = 0
+
+
+Report = (
+    MachineJoined
+    | MachineReleased
+    | RanksStopped
+    | RanksSurvived
+    | RanksStarted
+    | StartFailed
+    | RankExited
+    | StepPersisted
+    | PersistFailed
+    | FaultInjected
+    | MachineProgress
+    | OutputLines
+)
+"""What an agent may say to a controller."""

@@ -1,0 +1,187 @@
+"""The nouns of everstep: ids, units, the job's specification, and the root of all errors.
+
+Every other module imports this one and this one imports nothing of ours. The words are those of
+the glossary in ARCHITECTURE.md and, for ranks and groups, those of torch.distributed. Nothing here
+reads a clock, a file or the environment.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import NewType
+
+import msgspec
+
+JobId = NewType("JobId", str)
+MachineId = NewType("MachineId", str)
+Rank = NewType("Rank", int)
+NodeRank = NewType("NodeRank", int)
+"""A machine's position in the job, torchrun's GROUP_RANK: it owns ranks node_rank*nproc.. ."""
+Term = NewType("Term", int)
+Generation = NewType("Generation", int)
+Step = NewType("Step", int)
+Seconds = float
+"""Durations and points in time of the core, in seconds. One clock: the controller's."""
+
+NO_STEP = Step(-1)
+"""The step before the first: what a job restores that has no checkpoint yet."""
+NO_GENERATION = Generation(0)
+
+
+class EverstepError(Exception):
+    """Root of every error that everstep raises on purpose.
+
+    Its message is one clear sentence that says what happened, with values, and what to do; the
+    command line prints exactly that and exits with `exit_code`.
+    """
+
+    exit_code = 1
+
+
+class UserError(EverstepError):
+    """What the user asked for cannot be done as asked: a flag, a path, a size is wrong."""
+
+    exit_code = 2
+
+
+class Value(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=False):
+    """Base of every immutable record. Unknown fields are ignored: the peer may be one version on."""
+
+
+class CheckpointSpec(Value, frozen=True, kw_only=True):
+    """How often the disk tier keeps a step, and where."""
+
+    directory: str
+    """Absolute path. On several hosts it must lie on a file system that all of them share."""
+    disk_every: int = 100
+    """Steps between two disk copies; they bound what the loss of a machine costs. 0 turns it off."""
+    keep: int = 2
+    """Published steps kept on disk. Two, so that a torn newest one still leaves a whole older one."""
+
+
+class PolicySpec(Value, frozen=True, kw_only=True):
+    """Every number that the first policies decide by. Tests and the simulator shake them."""
+
+    agent_return_s: Seconds = 5.0
+    """Silence of a machine that is needed for a restart before it counts as lost. A keeper brings a
+    killed agent back in well under a second; a network blip of TCP takes one to three."""
+    gone_within_s: Seconds = 10.0
+    """Time a machine gets to prove its old ranks gone before it is evicted (DESIGN: 10 s)."""
+    start_within_s: Seconds = 60.0
+    """Time from the order to fork ranks to the report that they run, cold launcher included."""
+    recoveries_max: int = 3
+    recoveries_window_s: Seconds = 1800.0
+    """At most 3 recoveries in 30 minutes without progress, then a human (PAPER 12, #11)."""
+    proven_after_steps: int = 10
+    """A restart is proven by this many further finished steps (PAPER 12, #10)."""
+    early_exit_s: Seconds = 60.0
+    """Patience with ranks that still run after another rank of the job exited with 0."""
+    machines_within_s: Seconds = 600.0
+    """Wait for missing machines before the job says that it waits (it goes on waiting)."""
+    lease_s: Seconds = 120.0
+    """An agent without controller and without progress stops its ranks after this (DESIGN 5)."""
+
+
+class JobSpec(Value, frozen=True, kw_only=True):
+    """What one job is: written once, when it is submitted, as the first record of its journal."""
+
+    job: JobId
+    uid: str
+    """Eight hex digits, fresh for every submission: part of the shared-memory names."""
+    command: tuple[str, ...]
+    """The script and its arguments; with `module` the module name comes first."""
+    module: bool = False
+    """True: `python -m NAME`, torchrun's --module."""
+    no_python: bool = False
+    """True: the command is a program of its own, torchrun's --no-python; it is exec'ed, not forked."""
+    no_fork: bool = False
+    """True: start every rank in a fresh interpreter instead of forking the warm launcher."""
+    preload: tuple[str, ...] = ()
+    """Installed packages that the launcher imports besides torch."""
+    working_dir: str
+    nnodes: int
+    nproc_per_node: int
+    standbys: int = 0
+    local: bool = False
+    """True: machines are stand-ins on this host, started by cluster/local.py."""
+    env: dict[str, str] = {}
+    """Variables set for every rank on top of the environment that its machine has."""
+    checkpoint: CheckpointSpec
+    policy: PolicySpec = PolicySpec()
+
+    @property
+    def world_size(self) -> int:
+        return self.nnodes * self.nproc_per_node
+
+    def ranks_of(self, node_rank: NodeRank) -> range:
+        """The global ranks of the machine at this position, in local-rank order."""
+        first = node_rank * self.nproc_per_node
+        return range(first, first + self.nproc_per_node)
+
+
+class Copy(Value, frozen=True, kw_only=True, array_like=True):
+    """One rank's complete checkpoint of one step in the memory of the machine that reports it.
+
+    `generation` is the one that computed the step. Shards belong together only if it is equal on
+    every rank: the same step computed twice need not have the same bits.
+    """
+
+    rank: Rank
+    step: Step
+    generation: Generation
+
+
+class Published(Value, frozen=True, kw_only=True, array_like=True):
+    """A step of which every rank's shard is on disk under one manifest."""
+
+    step: Step
+    generation: Generation
+
+
+class ExitStatus(Value, frozen=True, kw_only=True):
+    """How a process ended, as wait(2) tells it: exactly one of the two is not None.
+
+    Both None: the process is gone and nobody reaped it (its keeper died too).
+    """
+
+    code: int | None = None
+    signal: int | None = None
+
+    @property
+    def ok(self) -> bool:
+        return self.code == 0
+
+    def __str__(self) -> str:
+        if self.signal is not None:
+            return f"signal {self.signal}"
+        return "an unknown status" if self.code is None else f"exit code {self.code}"
+
+
+class RankError(Value, frozen=True, kw_only=True):
+    """What a dying rank said: torch's error file or the launcher's own record of the exception."""
+
+    kind: str
+    """Name of the exception class, for example "ImportError"."""
+    message: str
+    traceback: str
+    """At most 16 KiB; the innermost part is kept."""
+
+
+class Fault(StrEnum):
+    """What `everstep inject` can do to a job."""
+
+    KILL_RANK = "kill-rank"
+    KILL_LAUNCHER = "kill-launcher"
+    KILL_AGENT = "kill-agent"
+    LOSE_MACHINE = "lose-machine"
+    KILL_CONTROLLER = "kill-controller"
+
+
+class RankStatus(Value, frozen=True, kw_only=True):
+    """One rank as its agent sees it at the moment of a report."""
+
+    rank: Rank
+    generation: Generation
+    pid: int
+    exit: ExitStatus | None = None
+    """None while it runs."""

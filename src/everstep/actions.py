@@ -33,11 +33,11 @@ class Imperative(Value, frozen=True, kw_only=True, tag=True):
     why: str
 
 
-# --- orders: sent to one machine, answered by an event that names the id ---------------------------
+# --- orders: sent to one machine, answered by an event that names the id -------------------------
 
 
 class StopRanks(Imperative, frozen=True, kw_only=True):
-    """End every rank older than `generation`, prove it gone, reserve a store port, say what is left.
+    """End every rank older than `generation`, prove it gone, reserve a store port.
 
     Answered by RanksStopped or RanksSurvived. A machine with nothing running answers at once.
     """
@@ -67,7 +67,7 @@ class StartRanks(Imperative, frozen=True, kw_only=True):
 
 
 class PersistStep(Imperative, frozen=True, kw_only=True):
-    """Keep the slot of this step until it is on disk. Answered by StepPersisted or PersistFailed."""
+    """Keep this step's slot until it is on disk. Answered by StepPersisted or PersistFailed."""
 
     machine: MachineId
     generation: Generation
@@ -84,7 +84,7 @@ class InjectFault(Imperative, frozen=True, kw_only=True):
 
 
 class ReleaseMachine(Imperative, frozen=True, kw_only=True):
-    """End everything of ours on the machine. Answered by MachineReleased, the machine's last word."""
+    """End everything of ours on the machine. Answered by MachineReleased, its last word."""
 
     machine: MachineId
 
@@ -92,7 +92,7 @@ class ReleaseMachine(Imperative, frozen=True, kw_only=True):
 Order = StopRanks | StartRanks | PersistStep | InjectFault | ReleaseMachine
 
 
-# --- decisions the controller's own shell carries out ----------------------------------------------
+# --- decisions the controller's own shell carries out --------------------------------------------
 
 
 class EvictMachine(Imperative, frozen=True, kw_only=True):
@@ -122,7 +122,7 @@ class PublishStep(Imperative, frozen=True, kw_only=True):
 
 
 class BeginGeneration(Imperative, frozen=True, kw_only=True):
-    """A new incarnation of all training processes: everything older is void. Durable before its orders."""
+    """A new incarnation of all training processes: everything older is void from here on."""
 
     generation: Generation
 

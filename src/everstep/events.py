@@ -35,7 +35,7 @@ class Fact(Value, frozen=True, kw_only=True, tag=True):
     """Base of all events; the class name is the tag on the wire and in the journal."""
 
 
-# --- the job and its controller -----------------------------------------------------------------
+# --- the job and its controller ------------------------------------------------------------------
 
 
 class JobSubmitted(Fact, frozen=True, kw_only=True):
@@ -71,7 +71,7 @@ class TimerFired(Fact, frozen=True, kw_only=True):
     """The time that next_deadline() named has come."""
 
 
-# --- machines -------------------------------------------------------------------------------------
+# --- machines ------------------------------------------------------------------------------------
 
 
 class MachineJoined(Fact, frozen=True, kw_only=True):
@@ -98,7 +98,7 @@ class MachineJoined(Fact, frozen=True, kw_only=True):
 
 
 class MachineSilent(Fact, frozen=True, kw_only=True):
-    """The connection to the machine's agent closed or fell silent. Its ranks may well still train."""
+    """The connection to the machine's agent is gone. Its ranks may well still train."""
 
     machine: MachineId
     agent: str
@@ -119,7 +119,7 @@ class MachineReleased(Fact, frozen=True, kw_only=True):
     action: str
 
 
-# --- ranks ------------------------------------------------------------------------------------
+# --- ranks ---------------------------------------------------------------------------------------
 
 
 class RanksStopped(Fact, frozen=True, kw_only=True):
@@ -164,7 +164,7 @@ class StartFailed(Fact, frozen=True, kw_only=True):
 
 
 class RankExited(Fact, frozen=True, kw_only=True):
-    """A rank's process ended. Told to the agent's core by its shell, and by it to the controller's."""
+    """A rank's process ended. The agent's core hears it first, and tells the controller's."""
 
     machine: MachineId
     generation: Generation
@@ -178,7 +178,7 @@ class RankExited(Fact, frozen=True, kw_only=True):
 
 
 class StepProgress(Fact, frozen=True, kw_only=True):
-    """What intake.py makes of all machines' reports, at most once a second and at first progress."""
+    """What intake.py makes of all machines' reports, at most once a second."""
 
     generation: Generation
     finished_by_all: Step
@@ -192,7 +192,7 @@ class StepProgress(Fact, frozen=True, kw_only=True):
     loss: float | None = None
 
 
-# --- checkpoints ------------------------------------------------------------------------------
+# --- checkpoints ---------------------------------------------------------------------------------
 
 
 class StepPersisted(Fact, frozen=True, kw_only=True):
@@ -262,7 +262,7 @@ ControllerEvent = (
 )
 
 
-# --- what agents send besides (folded by core/intake.py or shown to people; never journalled) ------
+# --- what agents send besides (folded by core/intake.py or shown to people; never journalled) ----
 
 
 class MachineProgress(Fact, frozen=True, kw_only=True):

@@ -45,7 +45,7 @@ class UserError(EverstepError):
 
 
 class Value(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=False):
-    """Base of every immutable record. Unknown fields are ignored: the peer may be one version on."""
+    """Base of every immutable record. Unknown fields are ignored: a peer may be one version on."""
 
 
 class CheckpointSpec(Value, frozen=True, kw_only=True):
@@ -54,9 +54,9 @@ class CheckpointSpec(Value, frozen=True, kw_only=True):
     directory: str
     """Absolute path. On several hosts it must lie on a file system that all of them share."""
     disk_every: int = 100
-    """Steps between two disk copies; they bound what the loss of a machine costs. 0 turns it off."""
+    """Steps between two disk copies: what the loss of a machine may cost. 0 turns it off."""
     keep: int = 2
-    """Published steps kept on disk. Two, so that a torn newest one still leaves a whole older one."""
+    """Published steps kept on disk. Two, so that a torn newest one leaves a whole older one."""
 
 
 class PolicySpec(Value, frozen=True, kw_only=True):
@@ -93,7 +93,7 @@ class JobSpec(Value, frozen=True, kw_only=True):
     module: bool = False
     """True: `python -m NAME`, torchrun's --module."""
     no_python: bool = False
-    """True: the command is a program of its own, torchrun's --no-python; it is exec'ed, not forked."""
+    """True: the command is a program of its own, torchrun's --no-python; it is exec'ed."""
     no_fork: bool = False
     """True: start every rank in a fresh interpreter instead of forking the warm launcher."""
     preload: tuple[str, ...] = ()

@@ -32,7 +32,7 @@ from everstep.model import Generation, JobId, MachineId, Rank, Value
 
 SOCKET_PATH_MAX = 107
 """Bytes of sun_path on Linux without its closing zero (unix(7))."""
-SHM_ROOT = Path("/dev/shm")
+SHM_ROOT = Path("/dev/shm")  # noqa: S108 -- tmpfs is the point
 
 
 class Endpoint(Value, frozen=True, kw_only=True):
@@ -59,7 +59,7 @@ class MachineSetup(Value, frozen=True, kw_only=True):
     """None: read endpoint.json of the job directory at every connection attempt."""
     node_rank: int | None = None
     env: dict[str, str] = {}
-    """Added to the environment of every rank on this machine (for stand-ins: GLOO_SOCKET_IFNAME)."""
+    """Added to the environment of every rank here (for stand-ins: GLOO_SOCKET_IFNAME)."""
 
 
 class JobResult(Value, frozen=True, kw_only=True):
@@ -122,7 +122,7 @@ def socket_path(directory: Path, name: str) -> Path:
     if len(bytes(path)) <= SOCKET_PATH_MAX:
         return path
     digest = hashlib.sha256(bytes(directory)).hexdigest()[:16]
-    return Path("/tmp") / f"everstep-{digest}-{name}"
+    return Path("/tmp") / f"everstep-{digest}-{name}"  # noqa: S108 -- only /tmp is short
 
 
 def shm_dir(job: JobId, uid: str, machine: MachineId) -> Path:

@@ -18,7 +18,7 @@ from everstep.events import (
 )
 from everstep.model import Copy, Generation, RankStatus, Seconds, Step, Term
 
-# --- events -----------------------------------------------------------------------------------------
+# --- events --------------------------------------------------------------------------------------
 
 
 class OrderReceived(Fact, frozen=True, kw_only=True):
@@ -106,7 +106,7 @@ AgentEvent = (
 )
 
 
-# --- actions ----------------------------------------------------------------------------------------
+# --- actions -------------------------------------------------------------------------------------
 
 
 class ForkRanks(Imperative, frozen=True, kw_only=True):
@@ -116,7 +116,7 @@ class ForkRanks(Imperative, frozen=True, kw_only=True):
 
 
 class KillRanks(Imperative, frozen=True, kw_only=True):
-    """Kill what is older than `generation`, prove it gone, reserve a port: RanksGone or RanksRemain."""
+    """Kill what is older than `generation`, prove it gone: RanksGone or RanksRemain."""
 
     generation: Generation
     grace_s: Seconds

@@ -26,7 +26,7 @@ _FRONT = struct.Struct("<Q")
 _BODY = struct.Struct("<IIqiiQqIIQddddQd")
 _BODY_AT = 8
 _BACK_AT = SLOT_BYTES - 8
-assert _BODY_AT + _BODY.size <= _BACK_AT  # noqa: S101 -- layout of a shared record
+assert _BODY_AT + _BODY.size <= _BACK_AT
 
 
 class Phase(IntEnum):

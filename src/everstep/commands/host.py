@@ -1,0 +1,123 @@
+"""Facts about this host that `everstep run` needs: addresses, cores, GPUs, torch.
+
+Only looks. It must not import torch, and above all not start CUDA: the processes that are forked
+later could not use it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import ipaddress
+import os
+import re
+import secrets
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+
+from everstep.commands.flags import RunFlags
+from everstep.commands.plan import Address, HostFacts, Plan, endpoint_of
+from everstep.model import UserError
+
+_GPU_FILE = re.compile(r"nvidia\d+")
+_ANY_PORT = 9
+"""A port for the routing question of `address_towards`; nothing is ever sent to it."""
+
+
+def facts_of_this_host(flags: RunFlags, state: Path, environ: Mapping[str, str]) -> HostFacts:
+    endpoint = endpoint_of(flags)
+    return HostFacts(
+        state_dir=str(state),
+        working_dir=os.getcwd(),
+        cpus=len(os.sched_getaffinity(0)),
+        gpus=gpu_count(environ.get("CUDA_VISIBLE_DEVICES"), Path("/dev")),
+        uid=secrets.token_hex(4),
+        endpoint_here=endpoint is not None and is_here(endpoint.host),
+    )
+
+
+def gpu_count(visible: str | None, devices: Path) -> int:
+    """GPUs that a rank would see, from CUDA_VISIBLE_DEVICES and the device files.
+
+    A container sees the device files of its own GPUs only. An entry -1 ends the list, as it does
+    for CUDA.
+    """
+    if visible is None:
+        return sum(1 for entry in devices.iterdir() if _GPU_FILE.fullmatch(entry.name))
+    count = 0
+    for entry in (part.strip() for part in visible.split(",")):
+        if not entry or entry.startswith("-"):
+            break
+        count += 1
+    return count
+
+
+def is_here(host: str) -> bool:
+    """Whether this name or address is one of this host: something can be bound to it."""
+    for address in _resolve(host):
+        if ipaddress.ip_address(address).is_loopback or _binds(address, 0):
+            return True
+    return False
+
+
+def port_is_free(address: Address) -> bool:
+    return address.port == 0 or _binds(address.bind, address.port)
+
+
+def address_towards(host: str) -> str:
+    """The address of this host that a packet to `host` would leave from."""
+    for address in _resolve(host):
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            try:
+                probe.connect((address, _ANY_PORT))
+            except OSError:
+                continue
+            return str(probe.getsockname()[0])
+    raise UserError(
+        f"{host} cannot be resolved or reached from here: check --rdzv-endpoint or --master-addr, "
+        "and give --local-addr if it is right."
+    )
+
+
+def check_runnable(made: Plan) -> None:
+    """Refuse at once what every rank would die of: no script, no torch, no working directory."""
+    spec = made.spec
+    if not spec.no_python and importlib.util.find_spec("torch") is None:
+        raise UserError(
+            "torch is not installed in this Python: install the torch that your script needs "
+            "(pip install torch), or give --no-python for a program that needs none."
+        )
+    missing = [name for name in spec.preload if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UserError(f"--preload {missing[0]}: there is no installed package of that name.")
+    if spec.module or spec.no_python:
+        return
+    script = Path(spec.working_dir) / spec.command[0]
+    if not script.exists():
+        raise UserError(
+            f"There is no script {script}: check the path (the first word that is "
+            "not a flag is the script)."
+        )
+    if not os.access(script, os.R_OK):
+        raise UserError(f"The script {script} cannot be read: check its permissions.")
+
+
+def _resolve(host: str) -> list[str]:
+    try:
+        found = socket.getaddrinfo(host, None, proto=socket.IPPROTO_TCP)
+    except (OSError, UnicodeError):
+        return []
+    return [str(entry[4][0]).partition("%")[0] for entry in found]
+
+
+def _binds(address: str, port: int) -> bool:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        # As servers do: an address in TIME_WAIT is free, one that is listened on is not.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((address, port))
+        except OSError:
+            return False
+    return True

@@ -71,6 +71,7 @@ class PersistStep(Imperative, frozen=True, kw_only=True):
 
     machine: MachineId
     generation: Generation
+    """The generation that computes this step: a copy of another one is not the copy meant."""
     step: Step
 
 
@@ -143,6 +144,9 @@ class CloseIncident(Imperative, frozen=True, kw_only=True):
 class PageHuman(Imperative, frozen=True, kw_only=True):
     """Nothing is left to try that is not a guess: tell a person, with the whole story in `why`."""
 
+    about: str
+    """Key of the matter: one page per matter and generation."""
+
 
 class Outcome(StrEnum):
     """How a job ended."""
@@ -161,6 +165,10 @@ class FinishJob(Imperative, frozen=True, kw_only=True):
     """For example the traceback of the rank that failed."""
 
 
+class EndController(Imperative, frozen=True, kw_only=True):
+    """Nothing is left to do: write the result and go."""
+
+
 Decision = (
     EvictMachine
     | WakeStandby
@@ -171,9 +179,10 @@ Decision = (
     | CloseIncident
     | PageHuman
     | FinishJob
+    | EndController
 )
 
 ControllerAction = Order | Decision
 
-DURABLE = (BeginGeneration, EvictMachine, RequestMachines, FinishJob)
+DURABLE = (BeginGeneration, EvictMachine, RequestMachines, FinishJob, EndController)
 """Actions before which the journal is fsynced: what must never be decided twice differently."""

@@ -65,6 +65,9 @@ class PolicySpec(Value, frozen=True, kw_only=True):
     agent_return_s: Seconds = 5.0
     """Silence of a machine that is needed for a restart before it counts as lost. A keeper brings a
     killed agent back in well under a second; a network blip of TCP takes one to three."""
+    silent_s: Seconds = 60.0
+    """Silence of a machine while nothing advances before it counts as lost although no rank failed
+    (PAPER 12, #6). While the job's steps advance, its agent is waited for without limit."""
     gone_within_s: Seconds = 10.0
     """Time a machine gets to prove its old ranks gone before it is evicted (DESIGN: 10 s)."""
     start_within_s: Seconds = 60.0
@@ -74,10 +77,21 @@ class PolicySpec(Value, frozen=True, kw_only=True):
     """At most 3 recoveries in 30 minutes without progress, then a human (PAPER 12, #11)."""
     proven_after_steps: int = 10
     """A restart is proven by this many further finished steps (PAPER 12, #10)."""
+    proven_after_s: Seconds = 60.0
+    """The same for scripts that report no steps: this long without a failure."""
+    settle_s: Seconds = 2.0
+    """Before the job's first step, time to hear of the other ranks' ends after a rank ended with a
+    Python exception: an error of the user is told from its echoes on other ranks by all of them."""
+    gather_s: Seconds = 3.0
+    """Once enough machines are there to start, time to wait for the rest, so that positions are
+    given in the order of machine names and not of arrival."""
     early_exit_s: Seconds = 60.0
     """Patience with ranks that still run after another rank of the job exited with 0."""
-    machines_within_s: Seconds = 600.0
-    """Wait for missing machines before the job says that it waits (it goes on waiting)."""
+    end_within_s: Seconds = 30.0
+    """At the end of a job, time for each of: stopping ranks, the last disk copy, releasing
+    machines. What has not answered by then is left to `everstep clean`."""
+    stop_grace_s: Seconds = 5.0
+    """Between SIGTERM and SIGKILL when a person stops the job: user code may want to save."""
     lease_s: Seconds = 120.0
     """An agent without controller and without progress stops its ranks after this (DESIGN 5)."""
 

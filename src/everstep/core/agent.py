@@ -1,0 +1,381 @@
+"""The agent's core: which order is stale, what is answered already, what the controller is told.
+
+Driven by agent/shell.py on a real machine and by the simulator's machines. It never touches a
+process itself: it asks its shell (agent_io.py) and is told the result.
+
+Three rules keep a machine safe whatever the network does:
+  * an order of a lower term than the highest heard of is refused, and so is one of a lower
+    generation;
+  * an order is carried out once: seen again, its answer is given again;
+  * progress is the lease: without a controller and without progress for `PolicySpec.lease_s` the
+    ranks are stopped; while they advance they are left alone.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+from everstep.actions import (
+    InjectFault,
+    Order,
+    PersistStep,
+    ReleaseMachine,
+    StartRanks,
+    StopRanks,
+)
+from everstep.core.agent_io import (
+    AgentAction,
+    AgentEvent,
+    ControllerConnected,
+    ControllerDisconnected,
+    DoFault,
+    ForkFailed,
+    ForkRanks,
+    KillRanks,
+    LeaveMachine,
+    OrderReceived,
+    PersistShards,
+    RanksAdopted,
+    RanksForked,
+    RanksGone,
+    RanksRemain,
+    SendReport,
+    SlotsRead,
+)
+from everstep.events import (
+    FaultInjected,
+    MachineProgress,
+    PersistFailed,
+    RankExited,
+    RanksStarted,
+    RanksStopped,
+    RanksSurvived,
+    Report,
+    StartFailed,
+    StepPersisted,
+    TimerFired,
+)
+from everstep.model import (
+    NO_GENERATION,
+    NO_STEP,
+    Generation,
+    MachineId,
+    PolicySpec,
+    Rank,
+    RankStatus,
+    Seconds,
+    Step,
+    Term,
+)
+
+ANSWERS_KEPT = 64
+"""Answers remembered for orders seen again. A controller has one order of each kind in flight."""
+REPORT_EVERY_S: Seconds = 1.0
+"""Progress is told at most this often, except the first step of a generation (DESIGN 3)."""
+
+
+class AgentCore:
+    """Facts of one machine in, actions for its shell out."""
+
+    def __init__(self, machine: MachineId, policy: PolicySpec) -> None:
+        self.machine = machine
+        self.policy = policy
+        self.term = Term(0)
+        self.generation: Generation = NO_GENERATION
+        self.ranks: dict[Rank, RankStatus] = {}
+        self._answers: OrderedDict[str, Report] = OrderedDict()
+        self._working: dict[str, Order] = {}
+        self._leases = 0
+        self._stopping: str | None = None
+        """Id of the KillRanks whose result is awaited."""
+        self._alone_since: Seconds | None = 0.0
+        self._progress_at: Seconds = 0.0
+        self._slowest: Step = NO_STEP
+        self._told: Step = NO_STEP
+        self._told_at: Seconds = 0.0
+        self._out: list[AgentAction] = []
+
+    def handle(self, event: AgentEvent, now: Seconds) -> list[AgentAction]:
+        """Take one fact and say what to do about it."""
+        self._out = []
+        _HANDLERS[type(event)](self, event, now)
+        return self._out
+
+    def next_deadline(self) -> Seconds | None:
+        """When the lease of running ranks ends; None while there is nothing to end."""
+        if self._alone_since is None or not self.running or self._stopping is not None:
+            return None
+        return max(self._alone_since, self._progress_at) + self.policy.lease_s
+
+    @property
+    def running(self) -> list[RankStatus]:
+        """Ranks that run, as far as is known."""
+        return [status for status in self.ranks.values() if status.exit is None]
+
+    # --- orders ---
+
+    def order_received(self, event: OrderReceived, now: Seconds) -> None:
+        if event.term < self.term:
+            return
+        self.term = event.term
+        order = event.order
+        answer = self._answers.get(order.id)
+        if answer is not None:
+            self._say(answer, order.id)
+        elif order.id not in self._working:
+            _ORDERS[type(order)](self, order, now)
+
+    def stop_ranks(self, order: StopRanks, now: Seconds) -> None:
+        del now
+        if order.generation < self.generation:
+            return
+        self.generation = order.generation
+        self._working = {order.id: order}
+        self._stopping = order.id
+        self._out.append(
+            KillRanks(
+                id=order.id,
+                cause=order.cause,
+                why=order.why,
+                generation=order.generation,
+                grace_s=order.grace_s,
+                within_s=order.within_s,
+            )
+        )
+
+    def start_ranks(self, order: StartRanks, now: Seconds) -> None:
+        if order.generation < self.generation:
+            return
+        if self.running and all(s.generation == order.generation for s in self.running):
+            # A former agent of this machine forked them and died before it could say so.
+            self.generation = order.generation
+            self._answer(
+                order,
+                RanksStarted(machine=self.machine, action=order.id, generation=order.generation),
+            )
+            return
+        if self.running or self._stopping is not None:
+            older = ", ".join(str(s.pid) for s in self.running) or "being stopped"
+            self._answer(
+                order,
+                StartFailed(
+                    machine=self.machine,
+                    action=order.id,
+                    generation=order.generation,
+                    reason=f"ranks of an older generation are still here (pids {older})",
+                ),
+            )
+            return
+        self.generation = order.generation
+        self.ranks = {}
+        self._slowest = self._told = NO_STEP
+        self._progress_at = now
+        self._working[order.id] = order
+        self._out.append(ForkRanks(id=order.id, cause=order.cause, why=order.why, order=order))
+
+    def persist_step(self, order: PersistStep, now: Seconds) -> None:
+        del now
+        self._working[order.id] = order
+        self._out.append(PersistShards(id=order.id, cause=order.cause, why=order.why, order=order))
+
+    def inject_fault(self, order: InjectFault, now: Seconds) -> None:
+        del now
+        self._working[order.id] = order
+        self._out.append(DoFault(id=order.id, cause=order.cause, why=order.why, order=order))
+
+    def release_machine(self, order: ReleaseMachine, now: Seconds) -> None:
+        del now
+        self._working[order.id] = order
+        self._out.append(LeaveMachine(id=order.id, cause=order.cause, why=order.why))
+
+    # --- results ---
+
+    def ranks_forked(self, event: RanksForked, now: Seconds) -> None:
+        self._progress_at = now
+        for status in event.ranks:
+            self.ranks.setdefault(status.rank, status)
+        order = self._working.get(event.action)
+        if order is not None:
+            self._answer(
+                order,
+                RanksStarted(
+                    machine=self.machine, action=event.action, generation=event.generation
+                ),
+            )
+
+    def fork_failed(self, event: ForkFailed, now: Seconds) -> None:
+        del now
+        order = self._working.get(event.action)
+        if order is not None:
+            self._answer(
+                order,
+                StartFailed(
+                    machine=self.machine,
+                    action=event.action,
+                    generation=event.generation,
+                    reason=event.reason,
+                ),
+            )
+
+    def ranks_gone(self, event: RanksGone, now: Seconds) -> None:
+        del now
+        if event.action != self._stopping:
+            return
+        self._stopping = None
+        order = self._working.get(event.action)
+        if order is None:  # the lease ended: the dead ranks are told of when there is a controller
+            return
+        self.ranks = {}
+        self._answer(
+            order,
+            RanksStopped(
+                machine=self.machine,
+                action=event.action,
+                generation=event.generation,
+                store_port=event.store_port,
+                copies=event.copies,
+            ),
+        )
+
+    def ranks_remain(self, event: RanksRemain, now: Seconds) -> None:
+        del now
+        if event.action != self._stopping:
+            return
+        self._stopping = None
+        order = self._working.get(event.action)
+        if order is not None:
+            self._answer(
+                order,
+                RanksSurvived(
+                    machine=self.machine,
+                    action=event.action,
+                    generation=event.generation,
+                    pids=event.pids,
+                ),
+            )
+
+    def rank_exited(self, event: RankExited, now: Seconds) -> None:
+        """An end that was ordered is no news; any other is told once."""
+        del now
+        known = self.ranks.get(event.rank)
+        if known is not None and known.exit is not None and known.generation == event.generation:
+            return
+        self.ranks[event.rank] = RankStatus(
+            rank=event.rank,
+            generation=event.generation,
+            pid=known.pid if known is not None else 0,
+            exit=event.exit,
+        )
+        if event.generation == self.generation and self._stopping is None:
+            self._say(event, str(event.generation))
+
+    def answered(self, event: StepPersisted | PersistFailed | FaultInjected, now: Seconds) -> None:
+        """The shell's own words are the answer."""
+        del now
+        order = self._working.get(event.action)
+        if order is not None:
+            self._answer(order, event)
+
+    # --- progress and the lease ---
+
+    def slots_read(self, event: SlotsRead, now: Seconds) -> None:
+        if event.generation != self.generation:
+            return
+        if event.slowest > self._slowest:
+            self._slowest = event.slowest
+            self._progress_at = now
+        first = self._told == NO_STEP and event.slowest > NO_STEP
+        due = now - self._told_at >= REPORT_EVERY_S and event.slowest > NO_STEP
+        if not first and not due:
+            return
+        self._told, self._told_at = event.slowest, now
+        self._say(
+            MachineProgress(
+                machine=self.machine,
+                generation=event.generation,
+                slowest=event.slowest,
+                fastest=event.fastest,
+                step_s=event.step_s,
+                age_s=now - self._progress_at,
+                loss=event.loss,
+            ),
+            str(event.generation),
+        )
+
+    def controller_connected(self, event: ControllerConnected, now: Seconds) -> None:
+        del now
+        self.term = max(self.term, event.term)
+        self._alone_since = None
+
+    def controller_disconnected(self, event: ControllerDisconnected, now: Seconds) -> None:
+        del event
+        if self._alone_since is None:
+            self._alone_since = now
+
+    def ranks_adopted(self, event: RanksAdopted, now: Seconds) -> None:
+        self.generation = event.generation
+        self.ranks = {status.rank: status for status in event.ranks}
+        self._progress_at = self._alone_since = now
+
+    def timer_fired(self, event: TimerFired, now: Seconds) -> None:
+        del event
+        deadline = self.next_deadline()
+        if deadline is None or now < deadline:
+            return
+        self._leases += 1
+        self._stopping = f"lease-{self.generation}-{self._leases}"
+        self._out.append(
+            KillRanks(
+                id=self._stopping,
+                cause="lease",
+                why=f"no controller and no progress for {self.policy.lease_s:g} s",
+                generation=Generation(self.generation + 1),
+                grace_s=0.0,
+                within_s=self.policy.gone_within_s,
+            )
+        )
+
+    # --- saying things ---
+
+    def _answer(self, order: Order, report: Report) -> None:
+        self._working.pop(order.id, None)
+        self._answers[order.id] = report
+        while len(self._answers) > ANSWERS_KEPT:
+            self._answers.popitem(last=False)
+        self._say(report, order.id)
+
+    def _say(self, report: Report, cause: str) -> None:
+        name = type(report).__name__
+        self._out.append(
+            SendReport(
+                id=f"{cause}.{name}", cause=cause, why="the controller is told", report=report
+            )
+        )
+
+
+_ORDERS: dict[type[Order], Callable[[AgentCore, Any, Seconds], None]] = {
+    StopRanks: AgentCore.stop_ranks,
+    StartRanks: AgentCore.start_ranks,
+    PersistStep: AgentCore.persist_step,
+    InjectFault: AgentCore.inject_fault,
+    ReleaseMachine: AgentCore.release_machine,
+}
+
+_HANDLERS: dict[type[AgentEvent], Callable[[AgentCore, Any, Seconds], None]] = {
+    OrderReceived: AgentCore.order_received,
+    ControllerConnected: AgentCore.controller_connected,
+    ControllerDisconnected: AgentCore.controller_disconnected,
+    RanksAdopted: AgentCore.ranks_adopted,
+    RanksForked: AgentCore.ranks_forked,
+    ForkFailed: AgentCore.fork_failed,
+    RanksGone: AgentCore.ranks_gone,
+    RanksRemain: AgentCore.ranks_remain,
+    RankExited: AgentCore.rank_exited,
+    SlotsRead: AgentCore.slots_read,
+    StepPersisted: AgentCore.answered,
+    PersistFailed: AgentCore.answered,
+    FaultInjected: AgentCore.answered,
+    TimerFired: AgentCore.timer_fired,
+}

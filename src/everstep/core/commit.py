@@ -1,0 +1,229 @@
+"""Folds decisions into the state: what an action says becomes what the core holds to be decided.
+
+Called by core/controller.py with every action that rules.py returned, and, in a replay, with every
+action that the journal recorded: so a newer version that would decide differently still arrives at
+the state that its predecessor left. Decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from everstep.actions import (
+    BeginGeneration,
+    CloseIncident,
+    ControllerAction,
+    EndController,
+    EvictMachine,
+    FinishJob,
+    InjectFault,
+    OpenIncident,
+    PageHuman,
+    PersistStep,
+    PublishStep,
+    ReleaseMachine,
+    RequestMachines,
+    StartRanks,
+    StopRanks,
+    WakeStandby,
+)
+from everstep.core.ettr import Owner
+from everstep.core.state import Incident, Persist, Phase, State
+from everstep.model import NO_STEP, Published, Seconds
+
+
+def commit(state: State, action: ControllerAction, now: Seconds) -> None:
+    """Take note of one decision."""
+    _COMMITTERS[type(action)](state, action, now)
+
+
+def _open_incident(state: State, action: OpenIncident, now: Seconds) -> None:
+    incident = Incident(
+        incident=action.incident,
+        symptom=action.symptom,
+        opened_at=now,
+        opened_by=action.id,
+        generation=state.generation,
+        furthest=state.furthest,
+        failures=list(state.failures),
+    )
+    state.incidents.append(incident)
+    for segment in state.account.segments[-2:]:
+        # What was cut off and the time until it was noticed belong to the incident they made.
+        if not segment.incident and segment.owner in (Owner.DETECTING, Owner.RECOMPUTING):
+            segment.incident = action.incident
+
+
+def _close_incident(state: State, action: CloseIncident, now: Seconds) -> None:
+    incident = state.incident
+    if incident is not None and incident.incident == action.incident:
+        incident.closed_at = now
+        incident.outcome = action.why
+        state.recoveries.clear()
+        state.proven = True
+
+
+def _begin_generation(state: State, action: BeginGeneration, now: Seconds) -> None:
+    """Everything older is void: its failures are the open incident's from here on."""
+    incident = state.incident
+    if incident is not None:
+        known = {failure.event for failure in incident.failures}
+        incident.failures.extend(f for f in state.failures if f.event not in known)
+        if state.finish is None:
+            incident.recoveries += 1
+            state.recoveries.append(now)
+    state.early_exits = [rank for rank, status in state.exits.items() if status.ok]
+    state.generation = action.generation
+    state.paged.clear()
+    state.persist_after = max((p.step for p in state.published), default=NO_STEP)
+    state.failures.clear()
+    state.exits.clear()
+    state.awaiting.clear()
+    state.running_since = state.first_exit_at = None
+    state.finished_by_all = state.finished_by_one = NO_STEP
+    void = (StopRanks, StartRanks, PersistStep)
+    for key in [k for k, a in state.outstanding.items() if isinstance(a, void)]:
+        del state.outstanding[key]
+    if state.persist is not None and not state.persist.publishing:
+        state.persist = None
+    for machine in state.machines.values():
+        machine.survived = ()
+    if state.finish is None:
+        _enter(state, Phase.STOPPING, now)
+    else:
+        state.ending_stopped = True
+
+
+def _enter(state: State, phase: Phase, now: Seconds) -> None:
+    state.phase = phase
+    state.phase_since = now
+
+
+def _stop_ranks(state: State, action: StopRanks, now: Seconds) -> None:
+    _await(state, action, now)
+
+
+def _await(state: State, action: StopRanks | StartRanks, now: Seconds) -> None:
+    state.outstanding[action.id] = action
+    state.awaiting[action.machine] = action.id
+    state.machines[action.machine].ordered_at = now
+
+
+def _start_ranks(state: State, action: StartRanks, now: Seconds) -> None:
+    """The first of a generation's orders also fixes what the history is from here on."""
+    _await(state, action, now)
+    if state.phase is Phase.STARTING:
+        return
+    _enter(state, Phase.STARTING, now)
+    state.progress_at = now
+    state.restored, state.restored_generation = action.restore, action.restore_generation
+    chosen = Published(step=action.restore, generation=action.restore_generation)
+    state.published = [p for p in state.published if p.step < action.restore or p == chosen]
+    state.persist_after = max((p.step for p in state.published), default=NO_STEP)
+    if state.incident is not None:
+        state.incident.restored = action.restore
+
+
+def _persist_step(state: State, action: PersistStep, now: Seconds) -> None:
+    del now
+    state.outstanding[action.id] = action
+    if state.persist is None:
+        final = state.finish is not None
+        state.persist = Persist(
+            step=action.step,
+            generation=action.generation,
+            awaiting={},
+            final=final,
+        )
+        state.persist_after = action.step
+    state.persist.awaiting[action.machine] = action.id
+
+
+def _publish_step(state: State, action: PublishStep, now: Seconds) -> None:
+    del now
+    state.outstanding[action.id] = action
+    if state.persist is not None:
+        state.persist.publishing = action.id
+
+
+def _inject_fault(state: State, action: InjectFault, now: Seconds) -> None:
+    del now
+    state.outstanding[action.id] = action
+    del state.faults[0], state.fault_events[0]
+
+
+def _release_machine(state: State, action: ReleaseMachine, now: Seconds) -> None:
+    if state.finish is not None and not state.ending_ready:
+        state.ending_ready = True
+        state.phase_since = now
+        state.awaiting.clear()
+    state.outstanding[action.id] = action
+    if state.ending_ready:
+        state.awaiting[action.machine] = action.id
+
+
+def _evict_machine(state: State, action: EvictMachine, now: Seconds) -> None:
+    """Its position is free; what it still owed is not waited for."""
+    del now
+    machine = state.machines[action.machine]
+    machine.evicted = action.why
+    state.silent.pop(action.machine, None)
+    state.awaiting.pop(action.machine, None)
+    for key, order in list(state.outstanding.items()):
+        if getattr(order, "machine", None) == action.machine:
+            del state.outstanding[key]
+    if state.persist is not None and action.machine in state.persist.awaiting:
+        state.persist = None
+    if machine.node_rank is not None:
+        state.positions.pop(machine.node_rank, None)
+        machine.node_rank = None
+    if state.incident is not None:
+        state.incident.evicted.append(action.machine)
+
+
+def _wake_standby(state: State, action: WakeStandby, now: Seconds) -> None:
+    del now
+    state.machines[action.machine].node_rank = action.node_rank
+    state.positions[action.node_rank] = action.machine
+
+
+def _request_machines(state: State, action: RequestMachines, now: Seconds) -> None:
+    del now
+    state.outstanding[action.id] = action
+    state.requested += action.count
+
+
+def _page_human(state: State, action: PageHuman, now: Seconds) -> None:
+    del now
+    state.paged.append(action.about)
+
+
+def _finish_job(state: State, action: FinishJob, now: Seconds) -> None:
+    state.finish = action
+    state.account.end(now)
+    _enter(state, Phase.ENDING, now)
+
+
+def _end_controller(state: State, action: EndController, now: Seconds) -> None:
+    del action
+    _enter(state, Phase.ENDED, now)
+
+
+_COMMITTERS: dict[type[ControllerAction], Callable[[State, Any, Seconds], None]] = {
+    OpenIncident: _open_incident,
+    CloseIncident: _close_incident,
+    BeginGeneration: _begin_generation,
+    StopRanks: _stop_ranks,
+    StartRanks: _start_ranks,
+    PersistStep: _persist_step,
+    PublishStep: _publish_step,
+    InjectFault: _inject_fault,
+    ReleaseMachine: _release_machine,
+    EvictMachine: _evict_machine,
+    WakeStandby: _wake_standby,
+    RequestMachines: _request_machines,
+    PageHuman: _page_human,
+    FinishJob: _finish_job,
+    EndController: _end_controller,
+}

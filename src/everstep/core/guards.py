@@ -1,0 +1,102 @@
+"""When not to restart again: everstep never loops for ever.
+
+Called by core/rules.py when the current generation is broken. Each guard returns a GiveUp with the
+sentence for the user, or None. Order: the user's own error at the start, ranks that end early again
+and again, too many recoveries without progress.
+"""
+
+from __future__ import annotations
+
+from everstep.core.state import Failure, State
+from everstep.model import Seconds, Value
+
+ECHO_KINDS = frozenset({"DistBackendError", "DistNetworkError", "DistStoreError", "DistError"})
+"""torch.distributed's exceptions: what a rank raises because another one is gone."""
+ECHO_TEXTS = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Connection refused",
+    "Broken pipe",
+    "gloo",
+    "NCCL",
+)
+"""Texts of the plain RuntimeErrors that gloo and NCCL raise for the same reason."""
+
+
+class GiveUp(Value, frozen=True, kw_only=True):
+    """The job ends as failed."""
+
+    why: str
+    detail: str = ""
+    page: bool
+    """Whether a human is to be told that this is not understood."""
+
+
+def give_up(state: State, now: Seconds) -> GiveUp | None:
+    """The first guard that speaks against another restart."""
+    return _user_error(state) or _early_exits(state) or _too_many(state, now)
+
+
+def is_echo(failure: Failure) -> bool:
+    """Whether the rank only reports that another rank is gone."""
+    error = failure.error
+    if error is None:
+        return False
+    return error.kind in ECHO_KINDS or any(text in error.message for text in ECHO_TEXTS)
+
+
+def _user_error(state: State) -> GiveUp | None:
+    """A Python exception before any step was ever done: doing it again changes nothing.
+
+    A rank that died of a signal, or a machine that is gone, may be the cause of any exception.
+    """
+    if state.proven or any(f.error is None for f in state.failures):
+        return None
+    own = [f for f in state.failures if not is_echo(f)]
+    if not own or own[0].error is None:
+        return None
+    first = own[0]
+    return GiveUp(
+        why=f"the script failed before its first step: {first.text}. Nothing was retried, because"
+        " no step was ever finished; correct the script and start again",
+        detail=own[0].error.traceback,
+        page=False,
+    )
+
+
+def _early_exits(state: State) -> GiveUp | None:
+    """The same ranks end with 0 while the others cannot go on without them, twice."""
+    early = [rank for rank, status in state.exits.items() if status.ok]
+    if not early or early != state.early_exits or not state.failures:
+        return None
+    ranks = ", ".join(map(str, sorted(early)))
+    return GiveUp(
+        why=f"rank {ranks} ended with exit code 0 while other ranks still trained, in two"
+        f" generations in a row, and then {state.failures[0].text}: every rank must run the same"
+        " number of steps",
+        detail=_detail(state),
+        page=False,
+    )
+
+
+def _too_many(state: State, now: Seconds) -> GiveUp | None:
+    policy = state.job.policy
+    recent = [at for at in state.recoveries if at > now - policy.recoveries_window_s]
+    if len(recent) < policy.recoveries_max:
+        return None
+    last = state.failures[0].text if state.failures else "a machine was lost"
+    return GiveUp(
+        why=f"{len(recent)} recoveries in {policy.recoveries_window_s / 60:g} minutes brought no"
+        f" new step after step {state.furthest}, the last one ended because {last}: a human has to"
+        " look",
+        detail=_detail(state),
+        page=True,
+    )
+
+
+def _detail(state: State) -> str:
+    """The first traceback that is no echo, else the last output of a failed rank."""
+    own = [f for f in state.failures if f.error is not None and not is_echo(f)]
+    if own and own[0].error is not None:
+        return own[0].error.traceback
+    return next((f.last_lines for f in state.failures if f.last_lines), "")

@@ -1,0 +1,66 @@
+"""In front of the controller's core: folds all machines' progress into one fact a second.
+
+controller/loop.py and sim/loop.py hand it every MachineProgress and give what comes back to the
+core (and only that to the journal). It holds no decision and may be lost: a restarted controller
+fills it again within a second. Liveness of connections is the link's matter (wire.py).
+"""
+
+from __future__ import annotations
+
+from everstep.events import MachineProgress, StepProgress
+from everstep.model import NO_GENERATION, NO_STEP, Generation, MachineId, Seconds, Step
+
+EVERY_S: Seconds = 1.0
+"""At most one StepProgress a second (DESIGN 3), except the first of a generation."""
+
+
+class Intake:
+    """All machines' newest progress of the newest generation."""
+
+    def __init__(self, machines: int) -> None:
+        """`machines`: number of positions; nothing is known of all ranks before all reported."""
+        self._machines = machines
+        self._generation: Generation = NO_GENERATION
+        self._newest: dict[MachineId, tuple[MachineProgress, Seconds]] = {}
+        self._told: Step = NO_STEP
+        self._told_at: Seconds = float("-inf")
+        self._changed = False
+
+    def report(self, progress: MachineProgress, now: Seconds) -> StepProgress | None:
+        """Take one machine's report; the fact to give to the core, if one is due."""
+        if progress.generation < self._generation:
+            return None
+        if progress.generation > self._generation:
+            self._generation = progress.generation
+            self._newest.clear()
+            self._told = NO_STEP
+        self._newest[progress.machine] = (progress, now)
+        self._changed = True
+        return self.due(now)
+
+    def due(self, now: Seconds) -> StepProgress | None:
+        """The fact to give to the core now, if there is news and its time has come."""
+        deadline = self.next_deadline()
+        if deadline is None or now < deadline:
+            return None
+        return self._fold(now)
+
+    def next_deadline(self) -> Seconds | None:
+        """When due() will have something to say; None: when a report comes."""
+        if not self._changed or len(self._newest) < self._machines:
+            return None
+        return float("-inf") if self._told == NO_STEP else self._told_at + EVERY_S
+
+    def _fold(self, now: Seconds) -> StepProgress:
+        slowest, received = min(self._newest.values(), key=lambda entry: entry[0].slowest)
+        step_times = [p.step_s for p, _ in self._newest.values() if p.step_s is not None]
+        losses = [p.loss for p, _ in self._newest.values() if p.loss is not None]
+        self._told, self._told_at, self._changed = slowest.slowest, now, False
+        return StepProgress(
+            generation=self._generation,
+            finished_by_all=slowest.slowest,
+            finished_by_one=max(p.fastest for p, _ in self._newest.values()),
+            step_s=max(step_times, default=None),
+            age_s=slowest.age_s + (now - received),
+            loss=losses[0] if losses else None,
+        )

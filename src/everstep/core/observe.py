@@ -1,0 +1,363 @@
+"""Folds facts into the state: what an event says becomes what the core knows. Decides nothing.
+
+Called by core/controller.py with every event before rules.py is asked. An event may be late,
+doubled or about something long gone (another generation, an evicted machine): then it changes
+nothing but the books about that thing. No event raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from everstep.core.ettr import Owner
+from everstep.core.state import Failure, Machine, Phase, State
+from everstep.events import (
+    ControllerEvent,
+    ControllerStarted,
+    FaultInjected,
+    FaultRequested,
+    JobSubmitted,
+    MachineJoined,
+    MachineLost,
+    MachineReleased,
+    MachineSilent,
+    MachinesRequested,
+    PersistFailed,
+    RankExited,
+    RanksStarted,
+    RanksStopped,
+    RanksSurvived,
+    StartFailed,
+    StepPersisted,
+    StepProgress,
+    StepPublished,
+    StopRequested,
+    TimerFired,
+)
+from everstep.model import MachineId, Published, Rank, Seconds
+
+
+def observe(state: State, event: ControllerEvent, now: Seconds) -> None:
+    """Take note of one fact. `state.seq` is already the event's journal number."""
+    if isinstance(event, JobSubmitted):
+        _job_submitted(state, event, now)
+    elif state.spec is not None:
+        _OBSERVERS[type(event)](state, event, now)
+
+
+def _job_submitted(state: State, event: JobSubmitted, now: Seconds) -> None:
+    state.spec = event.spec
+    state.published = list(event.published)
+    state.requested = event.spec.nnodes + event.spec.standbys
+    state.phase_since = state.progress_at = now
+    state.account.switch(Owner.WAITING, now)
+    if event.published:
+        state.persist_after = event.published[-1].step
+
+
+def _controller_started(state: State, event: ControllerStarted, now: Seconds) -> None:
+    """A new term: no agent is connected to it yet, and every patience starts anew."""
+    state.term = event.term
+    for machine in state.machines.values():
+        machine.ordered_at = now
+        if machine.connected:
+            _fell_silent(state, machine, now)
+    for name in state.silent:
+        state.machines[name].silent_since = now
+    if state.phase is not Phase.RUNNING:
+        state.phase_since = now
+
+
+def _stop_requested(state: State, event: StopRequested, now: Seconds) -> None:
+    del now
+    state.stop_by = state.stop_by or event.by
+
+
+def _fault_requested(state: State, event: FaultRequested, now: Seconds) -> None:
+    del now
+    state.faults.append(event)
+    state.fault_events.append(state.seq)
+
+
+def _nothing(state: State, event: ControllerEvent, now: Seconds) -> None:
+    """The fact matters only as an answer, or only as a moment at which rules are asked."""
+    del now
+    action = getattr(event, "action", None)
+    if action is not None:
+        state.outstanding.pop(action, None)
+
+
+# --- machines -------------------------------------------------------------------------------------
+
+
+def _machine_joined(state: State, event: MachineJoined, now: Seconds) -> None:
+    machine = state.machines.get(event.machine)
+    if machine is None:
+        machine = Machine(
+            machine=event.machine, agent=event.agent, address=event.address, host=event.host
+        )
+        state.machines[event.machine] = machine
+        state.requested = max(0, state.requested - 1)
+    machine.agent, machine.address, machine.host = event.agent, event.address, event.host
+    machine.asked = event.node_rank
+    machine.connected = True
+    machine.copies = event.copies
+    state.silent.pop(event.machine, None)
+    if state.gather_from is None and len(state.standbys()) >= state.job.nnodes:
+        state.gather_from = now
+    running = state.phase in (Phase.STARTING, Phase.RUNNING)
+    # A machine that has not answered StartRanks yet is sent it again: nothing to compare.
+    if running and machine.started_for == state.generation:
+        _reconcile(state, machine, event, now)
+
+
+def _reconcile(state: State, machine: Machine, event: MachineJoined, now: Seconds) -> None:
+    """Compare what the machine says of its ranks with what the books say."""
+    if machine.node_rank is None:
+        return
+    said = {status.rank: status for status in event.ranks if status.generation == state.generation}
+    for rank in map(Rank, state.job.ranks_of(machine.node_rank)):
+        status = said.get(rank)
+        if status is None and rank not in state.exits:
+            text = f"{machine.machine} came back without rank {rank}"
+            _fail(state, Failure(event=state.seq, at=now, text=text, machine=machine.machine))
+        elif status is not None and status.exit is not None:
+            exited = RankExited(
+                machine=machine.machine,
+                generation=state.generation,
+                rank=rank,
+                exit=status.exit,
+            )
+            _rank_exited(state, exited, now)
+
+
+def _machine_silent(state: State, event: MachineSilent, now: Seconds) -> None:
+    machine = state.machines.get(event.machine)
+    if machine is not None and machine.connected and machine.agent == event.agent:
+        _fell_silent(state, machine, now)
+
+
+def _fell_silent(state: State, machine: Machine, now: Seconds) -> None:
+    machine.connected = False
+    machine.silent_since = now
+    if not machine.evicted and not machine.released:
+        state.silent[machine.machine] = None
+
+
+def _machine_lost(state: State, event: MachineLost, now: Seconds) -> None:
+    machine = state.machines.get(event.machine)
+    if machine is None or machine.lost or machine.released:
+        return
+    machine.lost = event.witness
+    if machine.connected:
+        _fell_silent(state, machine, now)
+    if machine.node_rank is not None:
+        text = f"machine {machine.machine} is lost: {event.witness}"
+        _fail(state, Failure(event=state.seq, at=now, text=text, machine=machine.machine))
+
+
+def _machine_released(state: State, event: MachineReleased, now: Seconds) -> None:
+    del now
+    state.outstanding.pop(event.action, None)
+    state.awaiting.pop(event.machine, None)
+    machine = state.machines.get(event.machine)
+    if machine is not None:
+        machine.released = True
+        state.silent.pop(event.machine, None)
+
+
+# --- ranks ----------------------------------------------------------------------------------------
+
+
+def _answered(state: State, name: MachineId, action: str) -> Machine | None:
+    """The machine, if this is the answer that the current phase waits for from it."""
+    state.outstanding.pop(action, None)
+    if state.awaiting.get(name) != action:
+        return None
+    del state.awaiting[name]
+    return state.machines.get(name)
+
+
+def _ranks_stopped(state: State, event: RanksStopped, now: Seconds) -> None:
+    del now
+    machine = _answered(state, event.machine, event.action)
+    if machine is not None:
+        machine.stopped_for = event.generation
+        machine.store_port = event.store_port
+        machine.copies = event.copies
+
+
+def _ranks_survived(state: State, event: RanksSurvived, now: Seconds) -> None:
+    del now
+    machine = _answered(state, event.machine, event.action)
+    if machine is not None:
+        machine.survived = event.pids
+
+
+def _ranks_started(state: State, event: RanksStarted, now: Seconds) -> None:
+    machine = _answered(state, event.machine, event.action)
+    if machine is None:
+        return
+    machine.started_for = event.generation
+    if state.phase is Phase.STARTING and not state.awaiting:
+        state.phase = Phase.RUNNING
+        state.phase_since = state.running_since = now
+
+
+def _start_failed(state: State, event: StartFailed, now: Seconds) -> None:
+    machine = _answered(state, event.machine, event.action)
+    if machine is not None and event.generation == state.generation:
+        text = f"{event.machine} could not start its ranks: {event.reason}"
+        _fail(state, Failure(event=state.seq, at=now, text=text, machine=event.machine))
+
+
+def _rank_exited(state: State, event: RankExited, now: Seconds) -> None:
+    current = event.generation == state.generation
+    if not current or state.phase not in (Phase.STARTING, Phase.RUNNING):
+        return
+    if event.rank in state.exits:
+        return
+    state.exits[event.rank] = event.exit
+    if event.exit.ok:
+        state.first_exit_at = state.first_exit_at or now
+        return
+    text = f"rank {event.rank} on {event.machine} ended with {event.exit}"
+    if event.error is not None:
+        text += f" ({event.error.kind}: {_first_line(event.error.message)})"
+    failure = Failure(
+        event=state.seq,
+        at=now - max(0.0, event.age_s),
+        text=text,
+        machine=event.machine,
+        rank=event.rank,
+        exit=event.exit,
+        error=event.error,
+        last_lines=event.last_lines,
+    )
+    _fail(state, failure)
+
+
+def _first_line(text: str) -> str:
+    return text.strip().partition("\n")[0][:200]
+
+
+def _fail(state: State, failure: Failure) -> None:
+    """The current generation is broken. The time since the fault was spent on detecting it."""
+    if state.phase not in (Phase.STARTING, Phase.RUNNING):
+        return
+    if not state.failures:
+        incident = state.incident.incident if state.incident else ""
+        if state.account.current is Owner.TRAINING:
+            state.account.switch(Owner.RECOMPUTING, state.progress_at, incident)
+        state.account.switch(Owner.DETECTING, failure.at, incident)
+    state.failures.append(failure)
+
+
+def _step_progress(state: State, event: StepProgress, now: Seconds) -> None:
+    if event.generation != state.generation or state.failures:
+        return
+    if state.phase not in (Phase.STARTING, Phase.RUNNING):
+        return
+    state.finished_by_one = max(state.finished_by_one, event.finished_by_one)
+    state.step_s = event.step_s or state.step_s
+    state.loss = event.loss
+    if event.finished_by_all <= state.finished_by_all:
+        return
+    state.finished_by_all = event.finished_by_all
+    state.progress_at = max(state.progress_at, now - max(0.0, event.age_s))
+    _account_progress(state)
+    if event.finished_by_all > state.furthest:
+        state.furthest = event.finished_by_all
+        state.recoveries.clear()
+        state.proven = True
+
+
+def _account_progress(state: State) -> None:
+    """Time up to the first new step was restarting; steps up to `furthest` are done again.
+
+    One report covers several steps, so the moments at which those two steps were finished are
+    computed back from the time per step.
+    """
+    step_s = state.step_s or 0.0
+    account, lost = state.account, state.furthest > state.restored
+    if account.current not in (Owner.TRAINING, Owner.RECOMPUTING):
+        first_at = state.progress_at - (state.finished_by_all - state.restored - 1) * step_s
+        incident = state.incident.incident if state.incident and lost else ""
+        account.switch(Owner.RECOMPUTING if lost else Owner.TRAINING, first_at, incident)
+    if account.current is Owner.RECOMPUTING and state.finished_by_all >= state.furthest:
+        passed_at = state.progress_at - (state.finished_by_all - state.furthest) * step_s
+        account.switch(Owner.TRAINING, passed_at)
+
+
+# --- checkpoints ----------------------------------------------------------------------------------
+
+
+def _step_persisted(state: State, event: StepPersisted, now: Seconds) -> None:
+    del now
+    state.outstanding.pop(event.action, None)
+    persist = state.persist
+    if persist is not None and persist.awaiting.get(event.machine) == event.action:
+        del persist.awaiting[event.machine]
+        _drop_failed(state)
+
+
+def _drop_failed(state: State) -> None:
+    """A copy that one machine could not make is useless to all: choose another step."""
+    if state.persist is not None and state.persist.failed and not state.persist.awaiting:
+        state.persist = None
+
+
+def _persist_failed(state: State, event: PersistFailed, now: Seconds) -> None:
+    del now
+    state.outstanding.pop(event.action, None)
+    persist = state.persist
+    if persist is not None and persist.awaiting.get(event.machine) == event.action:
+        del persist.awaiting[event.machine]
+        persist.failed = persist.failed or f"{event.machine}: {event.reason}"
+        _drop_failed(state)
+
+
+def _step_published(state: State, event: StepPublished, now: Seconds) -> None:
+    """A step of an abandoned history (newer than what was restored since) is not kept."""
+    del now
+    state.outstanding.pop(event.action, None)
+    persist = state.persist
+    if persist is not None and persist.publishing == event.action:
+        state.persist = None
+    abandoned = event.generation < state.generation and event.step > state.restored
+    if not event.reason and not (abandoned and state.phase is not Phase.STOPPING):
+        entry = Published(step=event.step, generation=event.generation)
+        if entry not in state.published:
+            state.published.append(entry)
+            del state.published[: -state.job.checkpoint.keep]
+
+
+def _machines_requested(state: State, event: MachinesRequested, now: Seconds) -> None:
+    """A refusal leaves `requested` as it is: the machines are still wanted, from anybody."""
+    _nothing(state, event, now)
+
+
+Observer = Callable[[State, Any, Seconds], None]
+
+_OBSERVERS: dict[type[ControllerEvent], Observer] = {
+    ControllerStarted: _controller_started,
+    StopRequested: _stop_requested,
+    FaultRequested: _fault_requested,
+    TimerFired: _nothing,
+    MachineJoined: _machine_joined,
+    MachineSilent: _machine_silent,
+    MachineLost: _machine_lost,
+    MachineReleased: _machine_released,
+    RanksStopped: _ranks_stopped,
+    RanksSurvived: _ranks_survived,
+    RanksStarted: _ranks_started,
+    StartFailed: _start_failed,
+    RankExited: _rank_exited,
+    StepProgress: _step_progress,
+    StepPersisted: _step_persisted,
+    PersistFailed: _persist_failed,
+    StepPublished: _step_published,
+    MachinesRequested: _machines_requested,
+    FaultInjected: _nothing,
+}

@@ -1,0 +1,144 @@
+"""When patience ends: the one place where waiting is turned into moments in time.
+
+rules.py asks whether a moment has come, ControllerCore.next_deadline() asks for the earliest one
+that has not: both through these functions, so a timer never fires without something to decide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from everstep.core.state import Machine, Phase, State
+from everstep.model import Seconds
+
+AT_ONCE: Seconds = float("-inf")
+NEVER: Seconds = float("inf")
+PUBLISH_WAIT_S: Seconds = 5.0
+"""How long a restart waits for a step that is just being published: it is a rename on the shared
+file system, and waiting for it saves all steps since the one before."""
+
+
+def lost_at(state: State, machine: Machine) -> tuple[Seconds, str] | None:
+    """When the machine counts as lost if nothing changes, and why; None: nothing speaks for it."""
+    if machine.evicted or machine.released or state.finish is not None:
+        return None
+    if machine.lost:
+        return AT_ONCE, machine.lost
+    if machine.survived:
+        pids = ", ".join(map(str, machine.survived))
+        return AT_ONCE, f"its old ranks could not be killed (pids {pids})"
+    if not machine.connected:
+        return _silent_until(state, machine)
+    return _owes_until(state, machine) if machine.machine in state.awaiting else None
+
+
+def _silent_until(state: State, machine: Machine) -> tuple[Seconds, str]:
+    policy = state.job.policy
+    if machine.machine in state.awaiting:
+        wait_s = policy.agent_return_s
+        return machine.silent_since + wait_s, f"its agent is silent for {wait_s:g} s"
+    idle_since = machine.silent_since
+    if machine.node_rank is not None:
+        idle_since = max(idle_since, state.progress_at)
+    wait_s = policy.silent_s
+    return idle_since + wait_s, f"its agent is silent and nothing advanced for {wait_s:g} s"
+
+
+def _owes_until(state: State, machine: Machine) -> tuple[Seconds, str]:
+    policy = state.job.policy
+    if state.phase is Phase.STARTING:
+        wait_s = policy.start_within_s
+        return machine.ordered_at + wait_s, f"it did not start its ranks within {wait_s:g} s"
+    wait_s = policy.gone_within_s + policy.agent_return_s
+    return machine.ordered_at + wait_s, f"it did not stop its ranks within {wait_s:g} s"
+
+
+def heard_until(state: State, machine: Machine) -> Seconds:
+    """Until when an answer of this machine is worth waiting for at the end of the job."""
+    if machine.lost or machine.released:
+        return AT_ONCE
+    if machine.connected:
+        return NEVER
+    return AT_ONCE if machine.evicted else machine.silent_since + state.job.policy.agent_return_s
+
+
+def lost_machines(state: State, now: Seconds) -> list[tuple[Machine, str]]:
+    """Machines that count as lost by now, with the reason."""
+    suspects = [state.machines[name] for name in (*state.silent, *state.awaiting)]
+    suspects += [m for m in state.members() if m.survived]
+    found: dict[str, tuple[Machine, str]] = {}
+    for machine in suspects:
+        verdict = lost_at(state, machine)
+        if verdict is not None and verdict[0] <= now:
+            found[machine.machine] = (machine, verdict[1])
+    return list(found.values())
+
+
+def settled_at(state: State) -> Seconds:
+    """When a first failure that looks like the user's own is judged, if not all ranks ended before.
+
+    Only before the job's first proven progress: later a restart must not wait for anything.
+    """
+    first = state.failures[0] if state.failures else None
+    if first is None or first.error is None or state.proven:
+        return AT_ONCE
+    if len(state.exits) == state.job.world_size:
+        return AT_ONCE
+    return first.at + state.job.policy.settle_s
+
+
+def publish_hold_until(state: State) -> Seconds:
+    """A restart waits this long for an outstanding PublishStep."""
+    publishing = state.persist is not None and bool(state.persist.publishing)
+    return state.phase_since + PUBLISH_WAIT_S if publishing else AT_ONCE
+
+
+def gathered_at(state: State) -> Seconds | None:
+    """When positions are given although expected machines are missing; None: too few to start."""
+    if state.gather_from is None or len(state.standbys()) < state.job.nnodes:
+        return None
+    if state.requested == 0:
+        return AT_ONCE
+    return state.gather_from + state.job.policy.gather_s
+
+
+def ending_at(state: State) -> Seconds:
+    """When the current stage of the job's end is given up."""
+    policy = state.job.policy
+    grace_s = 0.0 if state.ending_ready else policy.stop_grace_s
+    return state.phase_since + policy.end_within_s + grace_s
+
+
+def early_exit_at(state: State) -> Seconds | None:
+    """When a human is told that some ranks ended with 0 and others still run."""
+    if state.first_exit_at is None or "early exit" in state.paged:
+        return None
+    return max(state.first_exit_at, state.progress_at) + state.job.policy.early_exit_s
+
+
+def proven_at(state: State) -> Seconds | None:
+    """When the recovery of a script without steps is proven by time alone."""
+    if state.incident is None or state.running_since is None or state.failures:
+        return None
+    if state.finished_by_all >= 0:
+        return None
+    return state.running_since + state.job.policy.proven_after_s
+
+
+def deadlines(state: State) -> Iterator[Seconds]:
+    """All moments at which a rule may have something to decide; past ones were decided."""
+    if state.spec is None or state.phase is Phase.ENDED:
+        return
+    if state.phase is Phase.ENDING:
+        yield ending_at(state)
+        yield from (heard_until(state, machine) for machine in state.machines.values())
+        return
+    for name in (*state.silent, *state.awaiting):
+        verdict = lost_at(state, state.machines[name])
+        if verdict is not None:
+            yield verdict[0]
+    yield settled_at(state)
+    if state.phase is Phase.STOPPING:
+        yield publish_hold_until(state)
+    for moment in (gathered_at(state), early_exit_at(state), proven_at(state)):
+        yield NEVER if moment is None else moment

@@ -1,0 +1,433 @@
+"""The policies: what to do next, as an ordered list of small pure rules.
+
+core/controller.py asks decide() after every event, commits what it returns, and asks again until
+nothing is left to decide. The first rule with something to say wins, so the order of RULES is the
+order of importance, and each rule may rely on those above it having nothing to say.
+
+How a broken generation becomes a new one, in rules: open_incident names the symptom; refuse_to_loop
+lets the guards speak; evict_lost frees the positions of lost machines; begin_generation fences off
+the old ranks and has them stopped; wake_standbys fills free positions; stop_new_members proves the
+newcomers clean; start_ranks restores the newest complete step and starts everybody; close_incident
+waits for proof.
+
+Every rule says why, with its numbers: the sentence goes to the journal and to people as it is.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+
+from everstep.actions import (
+    BeginGeneration,
+    CloseIncident,
+    ControllerAction,
+    EvictMachine,
+    FinishJob,
+    InjectFault,
+    OpenIncident,
+    Outcome,
+    PageHuman,
+    PersistStep,
+    ReleaseMachine,
+    RequestMachines,
+    StartRanks,
+    StopRanks,
+    WakeStandby,
+)
+from everstep.core import patience
+from everstep.core.deciding import Deciding
+from everstep.core.ending import copies_of, end_of_job, publish
+from everstep.core.faults import target_of
+from everstep.core.guards import give_up
+from everstep.core.restore import choose
+from everstep.core.state import Machine, Phase, State
+from everstep.model import (
+    NO_STEP,
+    Generation,
+    MachineId,
+    NodeRank,
+    Rank,
+    Seconds,
+    Step,
+)
+
+PERSIST_LEAD_S: Seconds = 2.0
+"""A step goes to disk only if it lies this far ahead when it is chosen: every rank must hear of it
+before it saves it. Progress reaches the core within a second, an order a machine within another."""
+
+
+def decide(state: State, now: Seconds, already: int) -> list[ControllerAction]:
+    """What the first rule with something to say wants done; empty when all are content."""
+    if state.spec is None or state.phase is Phase.ENDED:
+        return []
+    for rule in RULES if state.finish is None else ENDING_RULES:
+        actions = rule(Deciding(state, now, already))
+        if actions:
+            return actions
+    return []
+
+
+# --- people --------------------------------------------------------------------------------------
+
+
+def inject_faults(d: Deciding) -> list[ControllerAction]:
+    if not d.state.faults:
+        return []
+    request = d.state.faults[0]
+    target = target_of(d.state, request)
+    return [
+        InjectFault(
+            id=d.id(),
+            cause=str(d.state.fault_events[0]),
+            why=f"somebody asked for {request.fault}",
+            fault=request.fault,
+            machine=target.machine,
+            rank=target.rank,
+        )
+    ]
+
+
+def stop_on_request(d: Deciding) -> list[ControllerAction]:
+    if not d.state.stop_by:
+        return []
+    return [
+        FinishJob(
+            id=d.id(),
+            cause=d.event,
+            why=f"stopped by {d.state.stop_by} after step {d.state.furthest}",
+            outcome=Outcome.STOPPED,
+            exit_code=130,
+        )
+    ]
+
+
+def finish_when_done(d: Deciding) -> list[ControllerAction]:
+    state = d.state
+    if state.failures or len(state.exits) < state.job.world_size:
+        return []
+    return [
+        FinishJob(
+            id=d.id(),
+            cause=d.event,
+            why=f"all {state.job.world_size} ranks ended with exit code 0",
+            outcome=Outcome.FINISHED,
+            exit_code=0,
+        )
+    ]
+
+
+def tell_of_early_exits(d: Deciding) -> list[ControllerAction]:
+    """Not a reason to stop anything: a last evaluation on one rank may take as long as it likes."""
+    moment = patience.early_exit_at(d.state)
+    if moment is None or d.now < moment:
+        return []
+    over = ", ".join(map(str, sorted(d.state.exits)))
+    return [
+        PageHuman(
+            id=d.id(),
+            cause=d.event,
+            why=f"rank {over} ended with exit code 0, the others still run and nothing advanced for"
+            f" {d.state.job.policy.early_exit_s:g} s; they are left alone",
+            about="early exit",
+        )
+    ]
+
+
+# --- from a symptom to a new generation ----------------------------------------------------------
+
+
+def open_incident(d: Deciding) -> list[ControllerAction]:
+    state = d.state
+    if state.incident is not None or state.phase is Phase.GATHERING:
+        return []
+    if state.failures:
+        symptom = state.failures[0].text
+    else:
+        lost = [x for x in patience.lost_machines(state, d.now) if x[0].node_rank is not None]
+        if not lost:
+            return []
+        symptom = f"machine {lost[0][0].machine} counts as lost: {lost[0][1]}"
+    number = len(state.incidents) + 1
+    return [
+        OpenIncident(
+            id=d.id(),
+            cause=d.event,
+            why=symptom,
+            incident=f"incident-{number}",
+            symptom=symptom,
+        )
+    ]
+
+
+def refuse_to_loop(d: Deciding) -> list[ControllerAction]:
+    state = d.state
+    if not state.broken or _settling(d):
+        return []
+    verdict = give_up(state, d.now)
+    if verdict is None:
+        return []
+    actions: list[ControllerAction] = []
+    if verdict.page:
+        actions.append(
+            PageHuman(
+                id=d.id(), cause=d.event, why=verdict.why, about="recoveries without progress"
+            )
+        )
+    actions.append(
+        FinishJob(
+            id=d.id(),
+            cause=d.event,
+            why=verdict.why,
+            outcome=Outcome.FAILED,
+            exit_code=1,
+            detail=verdict.detail,
+        )
+    )
+    return actions
+
+
+def _settling(d: Deciding) -> bool:
+    return bool(d.state.failures) and d.now < patience.settled_at(d.state)
+
+
+def evict_lost(d: Deciding) -> list[ControllerAction]:
+    return [
+        EvictMachine(
+            id=d.id(),
+            cause=d.state.incident.opened_by if d.state.incident else d.event,
+            why=why,
+            machine=machine.machine,
+        )
+        for machine, why in patience.lost_machines(d.state, d.now)
+    ]
+
+
+def begin_generation(d: Deciding) -> list[ControllerAction]:
+    state = d.state
+    first = state.phase is Phase.GATHERING and state.full
+    if not first and (not state.broken or _settling(d)):
+        return []
+    number = Generation(state.generation + 1)
+    incident = state.incident
+    if first or incident is None:
+        why = f"all {state.job.nnodes} machines are here: the job starts"
+    else:
+        why = f"generation {state.generation} cannot go on: {incident.symptom}"
+        if state.failures:
+            why = f"generation {state.generation} cannot go on: {state.failures[0].text}"
+    begin = BeginGeneration(
+        id=d.id(),
+        cause=incident.opened_by if incident else d.event,
+        why=why,
+        generation=number,
+    )
+    return [begin, *(_stop(d, machine, begin.id, number) for machine in state.members())]
+
+
+def _stop(d: Deciding, machine: Machine, cause: str, generation: Generation) -> StopRanks:
+    return StopRanks(
+        id=d.id(),
+        cause=cause,
+        why=f"ranks older than generation {generation} must be gone before it starts",
+        machine=machine.machine,
+        generation=generation,
+        within_s=d.state.job.policy.gone_within_s,
+    )
+
+
+def wake_standbys(d: Deciding) -> list[ControllerAction]:
+    state = d.state
+    free = [NodeRank(n) for n in range(state.job.nnodes) if n not in state.positions]
+    if not free or state.phase not in (Phase.GATHERING, Phase.STOPPING):
+        return []
+    if state.phase is Phase.GATHERING:
+        moment = patience.gathered_at(state)
+        if moment is None or d.now < moment:
+            return []
+    chosen = assign(free, state.standbys())
+    return [
+        WakeStandby(
+            id=d.id(),
+            cause=d.event,
+            why=f"position {node_rank} is free and {machine} is ready",
+            machine=machine,
+            node_rank=node_rank,
+        )
+        for node_rank, machine in chosen
+    ]
+
+
+def assign(free: list[NodeRank], standbys: list[Machine]) -> list[tuple[NodeRank, MachineId]]:
+    """Positions for standbys: as asked on their command line, else in order of their names."""
+    left = sorted(standbys, key=lambda machine: _natural(machine.machine))
+    chosen: dict[NodeRank, MachineId] = {}
+    for machine in list(left):
+        if machine.asked is not None and machine.asked in free and machine.asked not in chosen:
+            chosen[machine.asked] = machine.machine
+            left.remove(machine)
+    for node_rank in free:
+        if node_rank not in chosen and left:
+            chosen[node_rank] = left.pop(0).machine
+    return sorted(chosen.items())
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """Sort key that puts m9 before m10."""
+    return [(int(part or 0), text) for text, part in re.findall(r"(\D*)(\d*)", name)]
+
+
+def stop_new_members(d: Deciding) -> list[ControllerAction]:
+    state = d.state
+    if state.phase is not Phase.STOPPING:
+        return []
+    return [
+        _stop(d, machine, d.event, state.generation)
+        for machine in state.members()
+        if machine.stopped_for < state.generation and machine.machine not in state.awaiting
+    ]
+
+
+def start_ranks(d: Deciding) -> list[ControllerAction]:
+    state = d.state
+    if state.phase is not Phase.STOPPING or state.awaiting or not state.full:
+        return []
+    if d.now < patience.publish_hold_until(state):
+        return []
+    ranks = [Rank(r) for r in range(state.job.world_size)]
+    choice = choose(ranks, copies_of(state), state.published)
+    master = state.members()[0]
+    return [
+        StartRanks(
+            id=d.id(),
+            cause=d.event,
+            why=choice.why,
+            machine=machine.machine,
+            generation=state.generation,
+            node_rank=node_rank,
+            master_addr=master.address,
+            master_port=master.store_port,
+            restore=choice.copy.step,
+            restore_generation=choice.copy.generation,
+            restarts=state.generation - 1,
+        )
+        for node_rank, machine in (
+            (n, state.machines[m]) for n, m in sorted(state.positions.items())
+        )
+    ]
+
+
+def close_incident(d: Deciding) -> list[ControllerAction]:
+    state, incident = d.state, d.state.incident
+    if incident is None or state.phase is not Phase.RUNNING or state.failures:
+        return []
+    goal = max(incident.furthest, state.restored) + state.job.policy.proven_after_steps
+    by_time = patience.proven_at(state)
+    if state.finished_by_all >= goal:
+        why = f"proven: step {state.finished_by_all} is finished by all ranks, {goal} was needed"
+    elif by_time is not None and d.now >= by_time:
+        why = f"proven: no failure for {state.job.policy.proven_after_s:g} s"
+    else:
+        return []
+    return [CloseIncident(id=d.id(), cause=d.event, why=why, incident=incident.incident)]
+
+
+# --- checkpoints ---------------------------------------------------------------------------------
+
+
+def persist_step(d: Deciding) -> list[ControllerAction]:
+    """Choose one step for the whole job that every rank can still hear of in time."""
+    state = d.state
+    every = state.job.checkpoint.disk_every
+    if not every or state.persist is not None or state.phase is not Phase.RUNNING:
+        return []
+    if state.finished_by_all == NO_STEP or state.step_s is None or state.failures or state.exits:
+        return []
+    newest = max(state.finished_by_one, state.finished_by_all)
+    ahead = newest + 1 + math.ceil(PERSIST_LEAD_S / max(state.step_s, 1e-6))
+    due = state.persist_after + 1
+    step = Step(math.ceil(max(ahead, due) / every) * every)
+    return [
+        PersistStep(
+            id=d.id(),
+            cause=d.event,
+            why=f"every {every} steps go to disk; the newest finished step is {newest}",
+            machine=machine.machine,
+            generation=state.generation,
+            step=step,
+        )
+        for machine in state.members()
+    ]
+
+
+def publish_step(d: Deciding) -> list[ControllerAction]:
+    persist = d.state.persist
+    if persist is None or persist.awaiting or persist.publishing or persist.failed:
+        return []
+    return [publish(d)]
+
+
+# --- machines ------------------------------------------------------------------------------------
+
+
+def request_machines(d: Deciding) -> list[ControllerAction]:
+    state = d.state
+    wanted = state.job.nnodes + state.job.standbys
+    usable = sum(not m.evicted and not m.released and not m.lost for m in state.machines.values())
+    missing = wanted - usable - state.requested
+    if missing <= 0:
+        return []
+    return [
+        RequestMachines(
+            id=d.id(),
+            cause=d.event,
+            why=f"{usable} machines are usable and {state.requested} on their way, {wanted} are"
+            " wanted (positions and standbys)",
+            count=missing,
+        )
+    ]
+
+
+def release_evicted(d: Deciding) -> list[ControllerAction]:
+    """An evicted machine that still speaks is told to end everything of ours."""
+    ordered = {a.machine for a in d.state.outstanding.values() if isinstance(a, ReleaseMachine)}
+    return [
+        ReleaseMachine(
+            id=d.id(), cause=d.event, why=f"it was evicted: {m.evicted}", machine=m.machine
+        )
+        for m in d.state.machines.values()
+        if m.evicted and m.connected and not m.released and m.machine not in ordered
+    ]
+
+
+def close_at_end(d: Deciding) -> list[ControllerAction]:
+    incident, finish = d.state.incident, d.state.finish
+    if incident is None or finish is None:
+        return []
+    why = f"the job ended ({finish.outcome}): {finish.why}"
+    return [CloseIncident(id=d.id(), cause=finish.id, why=why, incident=incident.incident)]
+
+
+Rule = Callable[[Deciding], list[ControllerAction]]
+
+RULES: tuple[Rule, ...] = (
+    inject_faults,
+    stop_on_request,
+    finish_when_done,
+    open_incident,
+    refuse_to_loop,
+    evict_lost,
+    begin_generation,
+    wake_standbys,
+    stop_new_members,
+    start_ranks,
+    close_incident,
+    publish_step,
+    persist_step,
+    tell_of_early_exits,
+    request_machines,
+    release_evicted,
+)
+
+ENDING_RULES: tuple[Rule, ...] = (close_at_end, end_of_job)

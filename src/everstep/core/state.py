@@ -1,0 +1,234 @@
+"""What the controller's core knows: plain data, changed only by observe.py and commit.py.
+
+Everything is a msgspec Struct of plain values, so a snapshot is one encode and a comparison of two
+states is a comparison of bytes. Dictionaries are used as ordered sets: iteration order is the order
+of facts, never of hashes. Nothing outside core/ may change it; views read it.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from everstep.actions import ControllerAction, FinishJob
+from everstep.core.ettr import TimeAccount
+from everstep.events import FaultRequested
+from everstep.model import (
+    NO_GENERATION,
+    NO_STEP,
+    Copy,
+    ExitStatus,
+    Generation,
+    JobSpec,
+    MachineId,
+    NodeRank,
+    Published,
+    Rank,
+    RankError,
+    Seconds,
+    Step,
+    Term,
+)
+
+
+class Phase(StrEnum):
+    """Where the job is between two generations. The order is the order of a restart."""
+
+    GATHERING = "gathering"
+    """Before the first generation: machines join and get their positions."""
+    STOPPING = "stopping"
+    """A generation began: old ranks are being proven gone on every machine."""
+    STARTING = "starting"
+    """Ranks are being forked."""
+    RUNNING = "running"
+    """Every machine reported its ranks running."""
+    ENDING = "ending"
+    """FinishJob was decided: stop, last disk copy, release."""
+    ENDED = "ended"
+    """Nothing is left to do: the shell may go."""
+
+
+class Machine(msgspec.Struct, kw_only=True):
+    """One machine that ever joined."""
+
+    machine: MachineId
+    agent: str
+    address: str
+    host: str
+    ordered_at: Seconds = 0.0
+    """When the order in `awaiting` was given, or given again by a new controller."""
+    asked: NodeRank | None = None
+    node_rank: NodeRank | None = None
+    """Its position; None while it is a standby, and after its eviction."""
+    connected: bool = True
+    silent_since: Seconds = 0.0
+    """Meaningful while not connected."""
+    lost: str = ""
+    """Why its owner says that it is gone; empty if it does not."""
+    evicted: str = ""
+    """Why it was evicted; empty if it was not."""
+    stopped_for: Generation = NO_GENERATION
+    """Newest generation for which it proved its older ranks gone."""
+    started_for: Generation = NO_GENERATION
+    store_port: int = 0
+    copies: tuple[Copy, ...] = ()
+    released: bool = False
+    survived: tuple[int, ...] = ()
+    """Pids that would not die for the newest StopRanks."""
+
+
+class Failure(msgspec.Struct, kw_only=True, frozen=True):
+    """One reason why the current generation is broken."""
+
+    event: int
+    """Journal number of the fact."""
+    at: Seconds
+    """When it happened, by the controller's clock."""
+    text: str
+    machine: MachineId | None = None
+    rank: Rank | None = None
+    exit: ExitStatus | None = None
+    error: RankError | None = None
+    last_lines: str = ""
+
+
+class Incident(msgspec.Struct, kw_only=True):
+    """From the first symptom to proven recovery."""
+
+    incident: str
+    symptom: str
+    opened_at: Seconds
+    opened_by: str
+    """Id of the OpenIncident action."""
+    generation: Generation
+    """The generation that broke first."""
+    furthest: Step
+    """Newest step finished by all ranks before it."""
+    failures: list[Failure] = []
+    recoveries: int = 0
+    restored: Step | None = None
+    evicted: list[MachineId] = []
+    closed_at: Seconds | None = None
+    outcome: str = ""
+
+
+class Persist(msgspec.Struct, kw_only=True):
+    """The one step that is on its way to disk."""
+
+    step: Step
+    generation: Generation
+    """The generation that computed it."""
+    awaiting: dict[MachineId, str]
+    """Machine -> id of its PersistStep."""
+    failed: str = ""
+    publishing: str = ""
+    """Id of the PublishStep once every machine has persisted."""
+    final: bool = False
+    """True for the copy that is made when the job ends."""
+
+
+class State(msgspec.Struct, kw_only=True):
+    """All of it."""
+
+    seq: int = 0
+    """Number of events handled: the journal number of the newest one, counted from 1."""
+    spec: JobSpec | None = None
+    term: Term = Term(0)
+    generation: Generation = NO_GENERATION
+    phase: Phase = Phase.GATHERING
+    phase_since: Seconds = 0.0
+    machines: dict[MachineId, Machine] = {}
+    positions: dict[NodeRank, MachineId] = {}
+    awaiting: dict[MachineId, str] = {}
+    """Machines that still owe the answer this phase waits for -> id of the order."""
+    silent: dict[MachineId, None] = {}
+    """Not connected, not evicted, not released."""
+    outstanding: dict[str, ControllerAction] = {}
+    """Actions without an answer yet, by id; sent again after a reconnect or a restart."""
+    requested: int = 0
+    """Machines asked for (or started with the job) that have not joined yet."""
+    gather_from: Seconds | None = None
+    """When the last machine needed to start had joined."""
+
+    failures: list[Failure] = []
+    """Why the current generation is broken; empty while it is whole."""
+    exits: dict[Rank, ExitStatus] = {}
+    """Ranks of the current generation that ended."""
+    early_exits: list[Rank] = []
+    """Ranks that exited 0 in the last generation that then broke."""
+    running_since: Seconds | None = None
+    """When every machine of the current generation had started."""
+    first_exit_at: Seconds | None = None
+    """When the first rank of the current generation exited with 0."""
+
+    finished_by_all: Step = NO_STEP
+    """Of the current generation."""
+    finished_by_one: Step = NO_STEP
+    step_s: Seconds | None = None
+    progress_at: Seconds = 0.0
+    """When `finished_by_all` was reached, or the generation began."""
+    furthest: Step = NO_STEP
+    """Newest step that every rank finished in any generation that is still part of the history."""
+    loss: float | None = None
+    restored: Step = NO_STEP
+    restored_generation: Generation = NO_GENERATION
+    recoveries: list[Seconds] = []
+    """Times of the recoveries since the last progress: what the guard counts."""
+    proven: bool = False
+    """Some generation of this job has trained for real."""
+
+    published: list[Published] = []
+    persist: Persist | None = None
+    persist_after: Step = NO_STEP
+    """The next disk copy is of a newer step than this."""
+
+    incidents: list[Incident] = []
+    faults: list[FaultRequested] = []
+    """Requested and not yet ordered."""
+    fault_events: list[int] = []
+    """Journal numbers of `faults`."""
+    stop_by: str = ""
+    """Who asked for the end of the job; empty if nobody did."""
+    paged: list[str] = []
+    """Matters of which a human was told in this generation."""
+    finish: FinishJob | None = None
+    ending_stopped: bool = False
+    """The ranks were ordered to stop for the job's end."""
+    ending_ready: bool = False
+    """The last disk copy is made or given up: machines may be released."""
+    account: TimeAccount = msgspec.field(default_factory=TimeAccount)
+
+    @property
+    def broken(self) -> bool:
+        """The current generation cannot go on: something failed, or a position is empty."""
+        running = self.phase in (Phase.STARTING, Phase.RUNNING)
+        return running and (bool(self.failures) or not self.full)
+
+    @property
+    def full(self) -> bool:
+        """Every position is taken."""
+        return len(self.positions) == self.job.nnodes
+
+    @property
+    def job(self) -> JobSpec:
+        assert self.spec is not None, "the journal's first record must be JobSubmitted"
+        return self.spec
+
+    @property
+    def incident(self) -> Incident | None:
+        """The open incident, if any: there is at most one."""
+        last = self.incidents[-1] if self.incidents else None
+        return last if last is not None and last.closed_at is None else None
+
+    def members(self) -> list[Machine]:
+        """Machines with a position, in order of position."""
+        return [self.machines[self.positions[n]] for n in sorted(self.positions)]
+
+    def standbys(self) -> list[Machine]:
+        """Machines that could take a position now, in the order in which they joined."""
+        return [
+            m
+            for m in self.machines.values()
+            if m.node_rank is None and m.connected and not m.evicted and not m.lost
+        ]

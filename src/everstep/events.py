@@ -13,6 +13,7 @@ the fact was seen.
 from __future__ import annotations
 
 from everstep.model import (
+    NO_STEP,
     Copy,
     ExitStatus,
     Fault,
@@ -135,6 +136,10 @@ class RanksStopped(Fact, frozen=True, kw_only=True):
     """A port that the agent holds reserved on this machine, for rank 0's store."""
     copies: tuple[Copy, ...] = ()
     """The complete checkpoints in this machine's memory."""
+    finished: Step = NO_STEP
+    """Newest step that all ranks here had finished when they were stopped; NO_STEP if unknown."""
+    finished_age_s: Seconds = 0.0
+    """How long ago that was, when this report was made."""
 
 
 class RanksSurvived(Fact, frozen=True, kw_only=True):

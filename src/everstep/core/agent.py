@@ -236,6 +236,8 @@ class AgentCore:
                 generation=event.generation,
                 store_port=event.store_port,
                 copies=event.copies,
+                finished=event.finished,
+                finished_age_s=event.finished_age_s,
             ),
         )
 

@@ -16,7 +16,7 @@ from everstep.events import (
     StepPersisted,
     TimerFired,
 )
-from everstep.model import Copy, Generation, RankStatus, Seconds, Step, Term
+from everstep.model import NO_STEP, Copy, Generation, RankStatus, Seconds, Step, Term
 
 # --- events --------------------------------------------------------------------------------------
 
@@ -68,6 +68,8 @@ class RanksGone(Fact, frozen=True, kw_only=True):
     generation: Generation
     store_port: int
     copies: tuple[Copy, ...] = ()
+    finished: Step = NO_STEP
+    finished_age_s: Seconds = 0.0
 
 
 class RanksRemain(Fact, frozen=True, kw_only=True):

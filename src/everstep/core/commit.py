@@ -49,10 +49,9 @@ def _open_incident(state: State, action: OpenIncident, now: Seconds) -> None:
         failures=list(state.failures),
     )
     state.incidents.append(incident)
-    for segment in state.account.segments[-2:]:
-        # What was cut off and the time until it was noticed belong to the incident they made.
-        if not segment.incident and segment.owner in (Owner.DETECTING, Owner.RECOMPUTING):
-            segment.incident = action.incident
+    last = state.account.segments[-1]
+    if last.owner is Owner.DETECTING and not last.incident:
+        last.incident = action.incident
 
 
 def _close_incident(state: State, action: CloseIncident, now: Seconds) -> None:
@@ -115,6 +114,7 @@ def _start_ranks(state: State, action: StartRanks, now: Seconds) -> None:
     _await(state, action, now)
     if state.phase is Phase.STARTING:
         return
+    _settle_history(state)
     _enter(state, Phase.STARTING, now)
     state.progress_at = now
     state.restored, state.restored_generation = action.restore, action.restore_generation
@@ -123,6 +123,21 @@ def _start_ranks(state: State, action: StartRanks, now: Seconds) -> None:
     state.persist_after = max((p.step for p in state.published), default=NO_STEP)
     if state.incident is not None:
         state.incident.restored = action.restore
+
+
+def _settle_history(state: State) -> None:
+    """Every machine said where its ranks were when they stopped: now it is known what was lost."""
+    told = [m for m in state.members() if m.finished > NO_STEP]
+    incident = state.incident
+    if not told or incident is None:
+        return
+    finished = min(m.finished for m in told)
+    finished_at = max(m.finished_at for m in told if m.finished == finished)
+    state.furthest = max(state.furthest, finished)
+    incident.furthest = max(incident.furthest, finished)
+    state.account.carve(Owner.RECOMPUTING, finished_at, incident.incident)
+    for machine in told:
+        machine.finished = NO_STEP
 
 
 def _persist_step(state: State, action: PersistStep, now: Seconds) -> None:

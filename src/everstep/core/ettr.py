@@ -66,6 +66,19 @@ class TimeAccount(msgspec.Struct):
         else:
             self.segments.append(Segment(owner, at, incident))
 
+    def carve(self, owner: Owner, at: Seconds, incident: str) -> None:
+        """The end of the newest training segment, from `at` on, turns out to be `owner`'s.
+
+        Used when it becomes known how much of the last step was cut off.
+        """
+        index = len(self.segments) - 1
+        while index >= 0 and self.segments[index].owner is not Owner.TRAINING:
+            index -= 1
+        if index < 0 or index + 1 == len(self.segments):
+            return
+        if self.segments[index].since < at < self.segments[index + 1].since:
+            self.segments.insert(index + 1, Segment(owner, at, incident))
+
     def end(self, at: Seconds) -> None:
         """The job is over: no second after this one is counted."""
         if self.ended_at is None:

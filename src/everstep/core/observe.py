@@ -180,12 +180,13 @@ def _answered(state: State, name: MachineId, action: str) -> Machine | None:
 
 
 def _ranks_stopped(state: State, event: RanksStopped, now: Seconds) -> None:
-    del now
     machine = _answered(state, event.machine, event.action)
     if machine is not None:
         machine.stopped_for = event.generation
         machine.store_port = event.store_port
         machine.copies = event.copies
+        machine.finished = event.finished
+        machine.finished_at = now - max(0.0, event.finished_age_s)
 
 
 def _ranks_survived(state: State, event: RanksSurvived, now: Seconds) -> None:
@@ -248,8 +249,6 @@ def _fail(state: State, failure: Failure) -> None:
         return
     if not state.failures:
         incident = state.incident.incident if state.incident else ""
-        if state.account.current is Owner.TRAINING:
-            state.account.switch(Owner.RECOMPUTING, state.progress_at, incident)
         state.account.switch(Owner.DETECTING, failure.at, incident)
     state.failures.append(failure)
 

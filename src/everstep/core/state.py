@@ -73,6 +73,9 @@ class Machine(msgspec.Struct, kw_only=True):
     started_for: Generation = NO_GENERATION
     store_port: int = 0
     copies: tuple[Copy, ...] = ()
+    finished: Step = NO_STEP
+    """Newest step that all its ranks had finished when they were last stopped."""
+    finished_at: Seconds = 0.0
     released: bool = False
     survived: tuple[int, ...] = ()
     """Pids that would not die for the newest StopRanks."""

@@ -1,0 +1,259 @@
+"""Runs a transcript: facts in, decisions out, as text that an operator can read.
+
+A line `> TIME FACT [MACHINE...] [key=value...]` tells the core one fact per named machine; the
+lines below it are what the core decided, in order. Facts are event names, or one of these short
+forms, which answer the newest outstanding order of that kind:
+
+    stopped M.. [finished=S] [copies=S,S..]   RanksStopped; copies of every rank of its position
+    started M.. | persisted M.. | released M.. | published | requested
+    progress S [fastest=S] [step_s=T]          StepProgress of the current generation
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+
+from everstep.actions import (
+    ControllerAction,
+    PersistStep,
+    PublishStep,
+    ReleaseMachine,
+    RequestMachines,
+    StartRanks,
+    StopRanks,
+)
+from everstep.core.controller import ControllerCore
+from everstep.events import (
+    ControllerEvent,
+    ControllerStarted,
+    JobSubmitted,
+    MachineJoined,
+    MachineReleased,
+    MachinesRequested,
+    RanksStarted,
+    RanksStopped,
+    StepPersisted,
+    StepProgress,
+    StepPublished,
+)
+from everstep.model import (
+    CheckpointSpec,
+    Copy,
+    Generation,
+    JobId,
+    JobSpec,
+    MachineId,
+    Rank,
+    RankStatus,
+    Step,
+    Term,
+)
+
+HIDDEN = {"id", "cause", "why", "grace_s", "within_s"}
+LONG = 30
+"""Longer values are not shown: they are in `why`, or are tracebacks."""
+
+
+class Transcript:
+    """One core and the short forms to talk to it."""
+
+    def __init__(self) -> None:
+        self.core = ControllerCore()
+
+    def run(self, text: str) -> str:
+        """The transcript with the core's real decisions below each fact."""
+        out: list[str] = []
+        for line in text.splitlines():
+            if line.startswith(">"):
+                out.append(line)
+                out.extend(self._tell(line[1:].split()))
+            elif not line.startswith("  "):
+                out.append(line)
+        return "\n".join(out) + "\n"
+
+    def _tell(self, words: list[str]) -> Iterator[str]:
+        now, fact = float(words[0]), words[1]
+        names = [word for word in words[2:] if "=" not in word]
+        fields = dict(word.split("=", 1) for word in words[2:] if "=" in word)
+        for event in self._events(fact, names, fields):
+            for action in self.core.handle(event, now):
+                yield show(action)
+
+    def _events(
+        self, fact: str, names: list[str], fields: dict[str, str]
+    ) -> Iterator[ControllerEvent]:
+        short = _SHORT.get(fact)
+        if short is not None:
+            yield from short(self, names, fields)
+            return
+        for name in names or [""]:
+            plain: dict[str, Any] = {key: _value(text) for key, text in fields.items()}
+            if name:
+                plain["machine"] = name
+            if fact in {"RankExited", "StepProgress"}:
+                plain.setdefault("generation", self.core.state.generation)
+            if fact == "MachineSilent":
+                plain.setdefault("agent", f"agent-{name}")
+            for key in ("code", "signal"):
+                if key in plain:
+                    plain["exit"] = {key: plain.pop(key)}
+            if "error" in plain:
+                kind, _, message = str(plain["error"]).partition(":")
+                plain["error"] = {
+                    "kind": kind,
+                    "message": message.replace("_", " "),
+                    "traceback": f"Traceback of {kind}",
+                }
+            yield msgspec.convert({"type": fact, **plain}, ControllerEvent)
+
+    def order(self, kind: type[ControllerAction], name: MachineId | None) -> Any:
+        """The newest outstanding action of this kind."""
+        found = [a for a in self.core.outstanding(name) if isinstance(a, kind)]
+        assert found, f"no {kind.__name__} is outstanding for {name}"
+        return found[-1]
+
+
+def show(action: ControllerAction) -> str:
+    """One decision as one line."""
+    shown = [
+        f"{name}={value}"
+        for name in action.__struct_fields__
+        if name not in HIDDEN and len(str(value := getattr(action, name))) < LONG
+    ]
+    return f"  {type(action).__name__} {' '.join(shown)}".rstrip() + f" -- {action.why}"
+
+
+def _value(text: str) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return text
+
+
+def _job(run: Transcript, names: list[str], fields: dict[str, str]) -> Iterator[ControllerEvent]:
+    del names
+    spec = JobSpec(
+        job=JobId("job"),
+        uid="00000000",
+        command=("train.py",),
+        working_dir="/",
+        nnodes=int(fields.get("nnodes", "2")),
+        nproc_per_node=int(fields.get("nproc", "2")),
+        standbys=int(fields.get("standbys", "0")),
+        checkpoint=CheckpointSpec(
+            directory="/checkpoints", disk_every=int(fields.get("disk_every", "0"))
+        ),
+    )
+    yield JobSubmitted(spec=spec)
+    yield ControllerStarted(term=Term(1), version="0")
+
+
+def _join(run: Transcript, names: list[str], fields: dict[str, str]) -> Iterator[ControllerEvent]:
+    """A machine that says generation=G still runs its ranks of that generation."""
+    generation = Generation(int(fields.get("generation", "0")))
+    for name in names:
+        known = run.core.state.machines.get(MachineId(name))
+        position = known.node_rank if known is not None and generation else None
+        ranks = run.core.state.job.ranks_of(position) if position is not None else range(0)
+        yield MachineJoined(
+            machine=MachineId(name),
+            agent=f"agent-{name}",
+            address=f"addr-{name}",
+            host="host",
+            version="0",
+            generation=generation,
+            ranks=tuple(
+                RankStatus(rank=Rank(rank), generation=generation, pid=100 + rank) for rank in ranks
+            ),
+        )
+
+
+def _stopped(
+    run: Transcript, names: list[str], fields: dict[str, str]
+) -> Iterator[ControllerEvent]:
+    steps = [int(text) for text in fields.get("copies", "").split(",") if text]
+    state = run.core.state
+    computed = Generation(int(fields.get("computed", state.generation - 1)))
+    for name in names:
+        order = run.order(StopRanks, MachineId(name))
+        position = state.machines[MachineId(name)].node_rank
+        ranks = state.job.ranks_of(position) if position is not None else range(0)
+        yield RanksStopped(
+            machine=MachineId(name),
+            action=order.id,
+            generation=order.generation,
+            store_port=29500,
+            copies=tuple(
+                Copy(rank=Rank(rank), step=Step(step), generation=computed)
+                for rank in ranks
+                for step in steps
+            ),
+            finished=Step(int(fields.get("finished", "-1"))),
+        )
+
+
+def _started(
+    run: Transcript, names: list[str], fields: dict[str, str]
+) -> Iterator[ControllerEvent]:
+    for name in names:
+        order = run.order(StartRanks, MachineId(name))
+        yield RanksStarted(machine=MachineId(name), action=order.id, generation=order.generation)
+
+
+def _persisted(
+    run: Transcript, names: list[str], fields: dict[str, str]
+) -> Iterator[ControllerEvent]:
+    for name in names:
+        order = run.order(PersistStep, MachineId(name))
+        yield StepPersisted(machine=MachineId(name), action=order.id, step=order.step)
+
+
+def _released(
+    run: Transcript, names: list[str], fields: dict[str, str]
+) -> Iterator[ControllerEvent]:
+    for name in names:
+        order = run.order(ReleaseMachine, MachineId(name))
+        yield MachineReleased(machine=MachineId(name), action=order.id)
+
+
+def _published(
+    run: Transcript, names: list[str], fields: dict[str, str]
+) -> Iterator[ControllerEvent]:
+    order = run.order(PublishStep, None)
+    yield StepPublished(action=order.id, step=order.step, generation=order.generation)
+
+
+def _requested(
+    run: Transcript, names: list[str], fields: dict[str, str]
+) -> Iterator[ControllerEvent]:
+    yield MachinesRequested(action=run.order(RequestMachines, None).id)
+
+
+def _progress(
+    run: Transcript, names: list[str], fields: dict[str, str]
+) -> Iterator[ControllerEvent]:
+    step = int(names[0])
+    yield StepProgress(
+        generation=run.core.state.generation,
+        finished_by_all=Step(step),
+        finished_by_one=Step(int(fields.get("fastest", step))),
+        step_s=float(fields.get("step_s", "0.5")),
+    )
+
+
+Short = Callable[[Transcript, list[str], dict[str, str]], Iterator[ControllerEvent]]
+
+_SHORT: dict[str, Short] = {
+    "job": _job,
+    "join": _join,
+    "stopped": _stopped,
+    "started": _started,
+    "persisted": _persisted,
+    "released": _released,
+    "published": _published,
+    "requested": _requested,
+    "progress": _progress,
+}

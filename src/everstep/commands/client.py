@@ -8,15 +8,20 @@ never retries: the viewer does, the other commands fall back to the journal (off
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
+from urllib.parse import quote
 
 import httpx2
+import msgspec
 
+from everstep.controller.output import OutputPage
+from everstep.controller.views import IncidentsView, StatusView
 from everstep.files import FileUnreadable, read_json
-from everstep.model import EverstepError
+from everstep.journal import StoryLine
+from everstep.model import EverstepError, Fault, Value
 from everstep.paths import Endpoint, JobPaths
 
-Json = dict[str, Any]
+_Content = TypeVar("_Content")
 TIMEOUT_S = 10.0
 """A controller answers in milliseconds; one that is busy replaying a long journal in seconds."""
 
@@ -31,6 +36,14 @@ class TokenRefused(EverstepError):
 
 class Declined(EverstepError):
     """The controller understood and said no; the message is its sentence."""
+
+
+class _Problem(Value, frozen=True, kw_only=True):
+    error: str
+
+
+class _Story(Value, frozen=True, kw_only=True):
+    story: list[StoryLine]
 
 
 class Client:
@@ -55,28 +68,29 @@ class Client:
     ) -> None:
         self._http.close()
 
-    def status(self) -> Json:
-        return self._call("GET", "/v1/status")
+    def status(self) -> StatusView:
+        return _decoded(self._call("GET", "/v1/status"), StatusView)
 
-    def incidents(self) -> Json:
-        return self._call("GET", "/v1/incidents")
+    def incidents(self) -> IncidentsView:
+        return _decoded(self._call("GET", "/v1/incidents"), IncidentsView)
 
-    def why(self, subject: str) -> Json:
-        return self._call("GET", f"/v1/why/{subject}")
+    def why(self, subject: str) -> list[StoryLine]:
+        """The story of an incident, a decision, an event or a machine."""
+        return _decoded(self._call("GET", f"/v1/why/{quote(subject, safe='')}"), _Story).story
 
-    def output(self, after: int, wait_s: float) -> Json:
-        """Lines of output that are newer than number `after`; waits for some, at most `wait_s`."""
-        return self._call("GET", "/v1/output", params={"after": after, "wait_s": wait_s})
+    def output(self, after: int, wait_s: float) -> OutputPage:
+        """The lines of output from number `after` on; waits for some, at most `wait_s`."""
+        content = self._call("GET", "/v1/output", params={"after": after, "wait_s": wait_s})
+        return _decoded(content, OutputPage)
 
-    def stop(self, by: str) -> Json:
-        return self._call("POST", "/v1/stop", json={"by": by})
+    def stop(self, by: str) -> None:
+        self._call("POST", "/v1/stop", json={"by": by})
 
-    def inject(self, fault: str, rank: int | None, machine: str | None) -> Json:
-        return self._call(
-            "POST", "/v1/inject", json={"fault": fault, "rank": rank, "machine": machine}
-        )
+    def inject(self, fault: Fault, rank: int | None, machine: str | None) -> None:
+        wanted = {"fault": str(fault), "rank": rank, "machine": machine}
+        self._call("POST", "/v1/inject", json=wanted)
 
-    def _call(self, method: str, path: str, **parts: Any) -> Json:
+    def _call(self, method: str, path: str, **parts: Any) -> bytes:
         url = self._endpoint()
         headers = {"Authorization": f"Bearer {self._bearer()}"}
         try:
@@ -88,19 +102,15 @@ class Client:
             ) from error
         return self._read(answer, url)
 
-    def _read(self, answer: httpx2.Response, url: str) -> Json:
+    def _read(self, answer: httpx2.Response, url: str) -> bytes:
         if answer.status_code in (401, 403):
             raise TokenRefused(
                 f"The controller at {url} refuses the token of {self._job.token}: it belongs to "
                 "another job, or EVERSTEP_TOKEN differs between the machines."
             )
-        try:
-            content: Json = answer.json()
-        except ValueError as error:
-            raise Away(f"What answers at {url} is not a controller of everstep.") from error
         if answer.status_code >= 400:
-            raise Declined(str(content.get("error", f"HTTP {answer.status_code}")))
-        return content
+            raise Declined(_decoded(answer.content, _Problem).error)
+        return answer.content
 
     def _endpoint(self) -> str:
         if self._url is not None:
@@ -123,3 +133,12 @@ class Client:
                 f"The token of the job cannot be read from {self._job.token}: "
                 f"{error.strerror}; run the command as the user who started the job."
             ) from error
+
+
+def _decoded(content: bytes, of: type[_Content]) -> _Content:
+    try:
+        return msgspec.json.decode(content, type=of)
+    except msgspec.MsgspecError as error:
+        raise Away(
+            f"What answers is not a controller of this version of everstep ({error})."
+        ) from error

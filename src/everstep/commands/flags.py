@@ -331,7 +331,7 @@ class RunFlags(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One sentence for each flag that is ignored."""
 
 
-class HelpRequested(Exception):  # noqa: N818 -- not an error: the way out of a parser
+class HelpRequested(Exception):
     """The call has --help; the message is the text to print."""
 
 

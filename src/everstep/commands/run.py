@@ -64,12 +64,13 @@ def described(plan: Plan) -> list[str]:
     if plan.leads is not Leads.NO:
         condition = "" if plan.leads is Leads.MUST else " (if no other call here is faster)"
         keeper = " ".join(command(paths.root / SETUP_NAME))
-        lines.append(f"controller at {plan.address.host}:{plan.address.port or 'any'}{condition}:")
+        port = f"port {plan.address.port}" if plan.address.port else "any free port"
+        lines.append(f"controller on {plan.address.bind}, {port}{condition}:")
         lines.append(f"  {keeper}")
         (service,) = controller_keeper(paths, controller_flags(plan)).services.values()
         lines.append(f"    which runs: {' '.join(service.argv)}")
     if plan.joins:
-        machine = _machine_name(paths, plan)
+        machine = free_machine_name(paths, plan.node_rank)
         setup = paths.machine(machine).root / SETUP_NAME
         lines.append(f"machine {machine}: {' '.join(command(setup))}")
     else:
@@ -187,7 +188,7 @@ def _join(plan: Plan, token: str | None, started: Started, say: Say) -> Started:
     if not started.leads:
         token = _wait_controller(plan, token, say)
         _adopt_directory(plan, paths, token)
-    machine = _made_machine(plan, paths)
+    machine = machine_directory(paths, plan.node_rank)
     setup = MachineSetup(
         job=plan.spec.job,
         uid=jobs.spec_of(paths).uid,
@@ -279,10 +280,10 @@ def _adopt_directory(plan: Plan, paths: JobPaths, token: str) -> None:
         _made_directory(plan, paths, token)
 
 
-def _made_machine(plan: Plan, paths: JobPaths) -> MachineId:
+def machine_directory(paths: JobPaths, node_rank: int | None) -> MachineId:
     """Take the first free name for this machine: a name is never used twice in a job."""
     while True:
-        machine = _machine_name(paths, plan)
+        machine = free_machine_name(paths, node_rank)
         try:
             paths.machine(machine).root.mkdir(mode=0o700, parents=True)
         except FileExistsError:
@@ -290,9 +291,10 @@ def _made_machine(plan: Plan, paths: JobPaths) -> MachineId:
         return machine
 
 
-def _machine_name(paths: JobPaths, plan: Plan) -> MachineId:
+def free_machine_name(paths: JobPaths, node_rank: int | None) -> MachineId:
+    """The host's name, its position if it asked for one, and a number if that is not enough."""
     host = socket.gethostname().partition(".")[0] or "machine"
-    name = host if plan.node_rank is None else f"{host}-{plan.node_rank}"
+    name = host if node_rank is None else f"{host}-{node_rank}"
     number = 1
     while paths.machine(MachineId(name if number == 1 else f"{name}.{number}")).root.exists():
         number += 1

@@ -1,0 +1,48 @@
+# Every target makes .venv by itself. PYTHON=python3.12 chooses the Python that it is made with.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.everstep-ready
+
+.PHONY: help venv demo test check format docs soak bench clean
+
+help:
+	@echo "make demo    train a small GPT on four stand-in machines, break each part once"
+	@echo "make test    check, then all tests"
+	@echo "make check   formatter, linter, types, import contract"
+	@echo "make soak    thousands of simulated seeds, SEEDS=5000"
+	@echo "make bench   kill-to-first-new-step beside torchrun"
+	@echo "make docs    write what is generated: docs/torchrun-flags.md, the frozen flags"
+
+venv: $(READY)
+
+$(READY): pyproject.toml scripts/venv.py
+	@$(PYTHON) scripts/venv.py $(VENV)
+	@touch $(READY)
+
+demo: $(READY)
+	@$(BIN)/python examples/gpt/demo.py
+
+test: check
+	@$(BIN)/python -m pytest
+
+check: $(READY)
+	@$(BIN)/python scripts/check.py
+
+format: $(READY)
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+docs: $(READY)
+	@$(BIN)/python scripts/docs.py
+
+SEEDS ?= 5000
+soak: $(READY)
+	@$(BIN)/python -m everstep.sim --seeds $(SEEDS)
+
+bench: $(READY)
+	@$(BIN)/python bench/restart.py
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

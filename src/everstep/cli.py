@@ -1,0 +1,163 @@
+"""The commands of `everstep`, and nothing else: each reads its flags and calls commands/.
+
+The only file of the command line that reads the environment. `run` has torchrun's flags, which
+commands/flags.py holds as data; the others have few, frozen by a test.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from everstep import __version__
+from everstep.commands import foreground, jobs, launch, order, show
+from everstep.model import EverstepError, Fault, UserError
+from everstep.paths import JobPaths
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="Keeps multi-machine PyTorch training running.",
+)
+
+Job = Annotated[
+    str | None, typer.Argument(metavar="[JOB]", help="Default: the one that runs, or the newest.")
+]
+StateDir = Annotated[
+    str | None,
+    typer.Option("--state-dir", metavar="DIR", help="Default: $EVERSTEP_HOME, ~/.everstep/jobs."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Answer in JSON on standard output.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show it, and do nothing.")]
+
+
+@app.command(
+    add_help_option=False,
+    context_settings={
+        "allow_extra_args": True,
+        "allow_interspersed_args": False,
+        "ignore_unknown_options": True,
+    },
+)
+def run(context: typer.Context) -> None:
+    """Run a training script; torchrun's flags mean what they mean there (run --help)."""
+    raise typer.Exit(launch.run(context.args, os.environ))
+
+
+@app.command()
+def attach(job: Job = None, *, state_dir: StateDir = None, json: Json = False) -> None:
+    """Look at a job as `everstep run` does: output, incidents, the table at the end."""
+    raise typer.Exit(launch.attach(_job(job, state_dir), json=json))
+
+
+@app.command()
+def stop(job: Job = None, *, state_dir: StateDir = None, json: Json = False) -> None:
+    """End a job: ranks get SIGTERM and a few seconds, then all of it goes."""
+    order.stop(_job(job, state_dir), json=json)
+
+
+@app.command()
+def agent(
+    job: Job = None,
+    *,
+    node_rank: Annotated[int | None, typer.Option(help="Position in the job.")] = None,
+    local_addr: Annotated[str | None, typer.Option(help="How others reach this host.")] = None,
+    state_dir: StateDir = None,
+) -> None:
+    """Join a job as one more machine, in the foreground; its directory must be shared."""
+    foreground.agent(_job(job, state_dir), node_rank=node_rank, local_addr=local_addr)
+
+
+@app.command()
+def controller(
+    job: Job = None,
+    *,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the journal.")] = False,
+    detach: Annotated[bool, typer.Option("--detach", help="In the background.")] = False,
+    state_dir: StateDir = None,
+) -> None:
+    """Bring the controller of a job back, in the foreground; ranks notice nothing."""
+    foreground.controller(_job(job, state_dir), resume=resume, detach=detach)
+
+
+@app.command()
+def status(job: Job = None, *, state_dir: StateDir = None, json: Json = False) -> None:
+    """Show where a job is: step, machines, time account."""
+    show.status(_job(job, state_dir), json=json)
+
+
+@app.command()
+def incidents(job: Job = None, *, state_dir: StateDir = None, json: Json = False) -> None:
+    """Show what went wrong so far, and the seconds that it cost."""
+    show.incidents(_job(job, state_dir), json=json)
+
+
+@app.command()
+def why(
+    subject: Annotated[str, typer.Argument(metavar="ID", help="Incident, decision or machine.")],
+    job: Job = None,
+    *,
+    state_dir: StateDir = None,
+    json: Json = False,
+) -> None:
+    """Tell how it came to a decision: the facts and decisions behind it, oldest first."""
+    show.why(_job(job, state_dir), subject, json=json)
+
+
+@app.command()
+def inject(
+    fault: Annotated[Fault, typer.Argument(help="What to break.")],
+    job: Job = None,
+    *,
+    rank: Annotated[int | None, typer.Option(help="Which rank; default: any.")] = None,
+    machine: Annotated[str | None, typer.Option(help="Which machine; default: any.")] = None,
+    state_dir: StateDir = None,
+    json: Json = False,
+) -> None:
+    """Break something of a running job on purpose."""
+    order.inject(_job(job, state_dir), fault, rank=rank, machine=machine, json=json)
+
+
+@app.command()
+def clean(
+    job: Job = None,
+    *,
+    everything: Annotated[bool, typer.Option("--all", help="Every job.")] = False,
+    forget: Annotated[bool, typer.Option("--forget", help="Its directory too.")] = False,
+    dry_run: DryRun = False,
+    state_dir: StateDir = None,
+    json: Json = False,
+) -> None:
+    """End every process of a job on this host, remove its shared memory; its records stay."""
+    if everything == (job is not None):
+        raise UserError("Name a job, or say --all: clean ends what it finds.")
+    found = jobs.all_jobs(jobs.state_dir(state_dir, os.environ))
+    chosen = found if everything else [_job(job, state_dir)]
+    order.clean(chosen, forget=forget, dry_run=dry_run, json=json)
+
+
+@app.command()
+def version(*, json: Json = False) -> None:
+    """Show the version of everstep."""
+    if json:
+        show.print_json({"everstep": __version__, "python": sys.version.split()[0]})
+    else:
+        sys.stdout.write(f"everstep {__version__}\n")
+
+
+def main() -> None:
+    """Entry point: every error of ours is one sentence and its exit code."""
+    try:
+        app()
+    except EverstepError as error:
+        sys.stderr.write(f"everstep: {error}\n")
+        sys.exit(error.exit_code)
+
+
+def _job(name: str | None, state: str | None) -> JobPaths:
+    return jobs.find(jobs.state_dir(state, os.environ), name)

@@ -1,0 +1,78 @@
+"""`everstep status`, `incidents`, `why`: asks the controller, or the journal when it is away."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import msgspec
+from rich.console import Console, RenderableType
+
+from everstep.commands import jobs, offline, stories, tables
+from everstep.commands.client import Away, Client
+from everstep.controller.views import StatusView
+from everstep.paths import JobPaths
+
+_Answer = TypeVar("_Answer")
+
+
+def status(job: JobPaths, *, json: bool) -> None:
+    answer, live = _ask(job, Client.status, offline.status)
+    if json:
+        print_json(answer)
+        return
+    console = Console(highlight=False)
+    console.print(_headline(job, answer, live=live), soft_wrap=True)
+    console.print(tables.machines(answer))
+    console.print(tables.account(answer.seconds, answer.ettr), soft_wrap=True)
+    for note in answer.notes:
+        console.print(f"note: {note}", soft_wrap=True, markup=False)
+    console.print(f"logs and output: {job.root}", soft_wrap=True, markup=False)
+
+
+def incidents(job: JobPaths, *, json: bool) -> None:
+    answer, _ = _ask(job, Client.incidents, offline.incidents)
+    if json:
+        print_json(answer)
+        return
+    nothing = "no incident so far"
+    content: RenderableType = tables.incidents(answer) if answer.incidents else nothing
+    console = Console(highlight=False)
+    console.print(content)
+    console.print(tables.account(answer.seconds, answer.ettr), soft_wrap=True)
+
+
+def why(job: JobPaths, subject: str, *, json: bool) -> None:
+    answer, _ = _ask(
+        job, lambda client: client.why(subject), lambda paths: offline.why(paths, subject)
+    )
+    if json:
+        print_json(answer)
+    else:
+        Console(highlight=False).print(stories.story(answer))
+
+
+def print_json(answer: Any) -> None:
+    """One JSON document on standard output."""
+    sys.stdout.write(msgspec.json.format(msgspec.json.encode(answer), indent=2).decode() + "\n")
+
+
+def _ask(
+    job: JobPaths, live: Callable[[Client], _Answer], replayed: Callable[[JobPaths], _Answer]
+) -> tuple[_Answer, bool]:
+    """The answer, and whether a live controller gave it."""
+    try:
+        with Client(job) as client:
+            return live(client), True
+    except Away:
+        return replayed(job), False
+
+
+def _headline(job: JobPaths, answer: StatusView, *, live: bool) -> str:
+    if answer.outcome is not None:
+        return f"job {answer.job} {answer.outcome.outcome}: {answer.outcome.why}"
+    if live:
+        return f"job {answer.job} (term {answer.term}): {tables.progress(answer)}"
+    state = "its controller does not answer" if jobs.runs_here(job) else "nothing of it runs here"
+    return f"job {answer.job}: {state}; by its journal: {tables.progress(answer)}"

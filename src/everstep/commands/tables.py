@@ -1,0 +1,179 @@
+"""What people read: sentences and rich tables made from the views of controller/views.py.
+
+Pure: views in, text or tables out. The same for a live controller and for a replayed journal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rich.table import Table
+from rich.text import Text
+
+from everstep.controller.views import IncidentsView, IncidentView, StatusView
+from everstep.core.ettr import Owner
+from everstep.core.state import Phase
+from everstep.model import Seconds
+
+IN_TABLE = (
+    (Owner.DETECTING, "detecting"),
+    (Owner.LOCATING, "locating"),
+    (Owner.WAITING, "waiting"),
+    (Owner.RESTARTING, "restarting"),
+    (Owner.RECOMPUTING, "recomputing"),
+)
+"""Columns of the table of incidents, in the order in which an incident spends them."""
+
+
+def progress(status: StatusView) -> str:
+    """One line: where the job is."""
+    parts = [_where(status)]
+    if status.step_s is not None and status.phase is Phase.RUNNING:
+        parts.append(f"{seconds(status.step_s)} per step")
+    if status.loss is not None:
+        parts.append(f"loss {status.loss:.4f}")
+    parts.append(_machines(status))
+    if status.ettr is not None:
+        parts.append(f"ETTR {status.ettr:.3f}")
+    if status.incident is not None:
+        parts.append(f"incident {status.incident} is open")
+    return " | ".join(parts)
+
+
+def machines(status: StatusView) -> Table:
+    table = _table("machine", "host", "address", "position", "ranks", "condition")
+    for machine in status.machines:
+        position = "" if machine.node_rank is None else str(machine.node_rank)
+        table.add_row(
+            machine.machine,
+            machine.host,
+            machine.address,
+            position,
+            span(machine.ranks),
+            machine.condition + (f": {machine.why}" if machine.why else ""),
+        )
+    return table
+
+
+def incidents(view: IncidentsView) -> Table:
+    """Per incident the seconds it cost, by what they were spent on; the sums below."""
+    table = _table("incident", "what happened")
+    for _, title in IN_TABLE:
+        table.add_column(f"{title} s", justify="right")
+    table.add_column("total s", justify="right")
+    table.add_column("outcome")
+    for incident in view.incidents:
+        cells = [number(incident.seconds.get(owner, 0.0)) for owner, _ in IN_TABLE]
+        total = number(sum(incident.seconds.get(owner, 0.0) for owner, _ in IN_TABLE))
+        what = Text(incident.symptom)
+        table.add_row(incident.incident, what, *cells, total, outcome(incident))
+    if len(view.incidents) > 1:
+        sums = [_sum(view, owner) for owner, _ in IN_TABLE]
+        table.add_section()
+        table.add_row("all", "", *map(number, sums), number(sum(sums)), "")
+    return table
+
+
+def outcome(incident: IncidentView) -> str:
+    """How an incident ended, or that it has not."""
+    if incident.closed_at is None:
+        return "open"
+    parts = [incident.outcome] if incident.outcome else ["closed"]
+    if incident.restored is not None:
+        parts.append(f"from step {incident.restored}" if incident.restored >= 0 else "from start")
+    if incident.evicted:
+        parts.append(f"evicted {', '.join(incident.evicted)}")
+    return ", ".join(parts)
+
+
+def account(spent: Mapping[Owner, Seconds], ettr: float | None) -> str:
+    """One sentence: who owned the seconds of the job's life, and the ETTR."""
+    wall = sum(spent.values())
+    parts = [
+        f"{str(owner).replace('_', ' ')} {number(amount)}"
+        for owner, amount in spent.items()
+        if amount >= 0.005
+    ]
+    ratio = "" if ettr is None else f" ETTR {ettr:.4f} ({ettr:.1%} of the time trained)."
+    return f"Of {number(wall)} s: {', '.join(parts) or 'nothing'}.{ratio}"
+
+
+def opened(incident: IncidentView) -> str:
+    return f"incident {incident.incident} opened: {incident.symptom}"
+
+
+def closed(incident: IncidentView) -> str:
+    cost = ", ".join(
+        f"{title} {number(incident.seconds.get(owner, 0.0))} s"
+        for owner, title in IN_TABLE
+        if incident.seconds.get(owner, 0.0) >= 0.005
+    )
+    return f"incident {incident.incident} closed: {outcome(incident)} ({cost or 'no time lost'})"
+
+
+def news(before: StatusView | None, after: StatusView) -> list[str]:
+    """What a viewer should be told besides incidents, one sentence each, oldest first."""
+    lines = []
+    if before is not None and after.term > before.term:
+        lines.append(f"the controller is back, term {after.term}; training went on meanwhile")
+    known = before.notes if before is not None else ()
+    lines += [note for note in after.notes if note not in known]
+    conditions = {m.machine: m.condition for m in before.machines} if before is not None else {}
+    for machine in after.machines:
+        told = conditions.get(machine.machine) == machine.condition
+        if machine.condition in ("lost", "evicted") and not told:
+            lines.append(f"machine {machine.machine} is {machine.condition}: {machine.why}")
+    if before is not None and after.generation > before.generation > 0:
+        lines.append(f"generation {after.generation} begins, {_from(after)}")
+    return lines
+
+
+def seconds(amount: Seconds) -> str:
+    """A duration with its unit, three digits: 120 ms, 1.25 s."""
+    return f"{amount * 1000:.0f} ms" if amount < 1 else f"{amount:.2f} s"
+
+
+def number(amount: Seconds) -> str:
+    """A number of seconds for a column."""
+    return f"{amount:.2f}"
+
+
+def span(ranks: tuple[int, ...]) -> str:
+    """Ranks of one machine, which are always consecutive: "4-7"."""
+    if not ranks:
+        return ""
+    return str(ranks[0]) if len(ranks) == 1 else f"{ranks[0]}-{ranks[-1]}"
+
+
+def _where(status: StatusView) -> str:
+    if status.phase is Phase.RUNNING:
+        if status.finished_by_all < 0:
+            return f"generation {status.generation}: before its first step"
+        return f"step {status.finished_by_all}"
+    if status.phase is Phase.GATHERING:
+        return "gathering machines"
+    if status.phase in (Phase.STOPPING, Phase.STARTING):
+        return f"generation {status.generation}: {status.phase}"
+    return str(status.phase)
+
+
+def _machines(status: StatusView) -> str:
+    members = sum(1 for machine in status.machines if machine.condition == "member")
+    spare = sum(1 for machine in status.machines if machine.condition == "standby")
+    text = f"{members} of {status.nnodes} machines"
+    return f"{text} + {spare} standby" if spare or status.standbys else text
+
+
+def _from(status: StatusView) -> str:
+    return "from the start" if status.restored < 0 else f"from step {status.restored}"
+
+
+def _sum(view: IncidentsView, owner: Owner) -> Seconds:
+    return sum(incident.seconds.get(owner, 0.0) for incident in view.incidents)
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table

@@ -99,8 +99,8 @@ def spent(
     """Seconds per owner up to `now`, of one incident if given, after `since` if given."""
     end = now if account.ended_at is None else min(now, account.ended_at)
     totals = dict.fromkeys(Owner, 0.0)
-    ends = [segment.since for segment in account.segments[1:]] + [end]
-    for segment, until in zip(account.segments, ends, strict=True):
+    ends = [*(segment.since for segment in account.segments[1:]), end]
+    for segment, until in zip(account.segments, ends, strict=False):
         if incident is not None and segment.incident != incident:
             continue
         start = segment.since if since is None else max(segment.since, since)

@@ -1,0 +1,291 @@
+"""The agent's core: stale orders, doubled orders, lost controllers."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from everstep.actions import (
+    InjectFault,
+    PersistStep,
+    ReleaseMachine,
+    StartRanks,
+    StopRanks,
+)
+from everstep.core.agent import ANSWERS_KEPT, AgentCore
+from everstep.core.agent_io import (
+    AgentAction,
+    ControllerConnected,
+    ControllerDisconnected,
+    DoFault,
+    ForkFailed,
+    ForkRanks,
+    KillRanks,
+    LeaveMachine,
+    OrderReceived,
+    PersistShards,
+    RanksAdopted,
+    RanksForked,
+    RanksGone,
+    RanksRemain,
+    SendReport,
+    SlotsRead,
+)
+from everstep.events import (
+    MachineProgress,
+    RankExited,
+    RanksStarted,
+    RanksStopped,
+    RanksSurvived,
+    StartFailed,
+    StepPersisted,
+    TimerFired,
+)
+from everstep.model import (
+    ExitStatus,
+    Fault,
+    Generation,
+    MachineId,
+    NodeRank,
+    PolicySpec,
+    Rank,
+    RankStatus,
+    Step,
+    Term,
+)
+
+M0 = MachineId("m0")
+T = TypeVar("T")
+
+
+def stop(generation: int, key: str = "") -> StopRanks:
+    return StopRanks(
+        id=key or f"stop-{generation}",
+        cause="1",
+        why="test",
+        machine=M0,
+        generation=Generation(generation),
+    )
+
+
+def start(generation: int) -> StartRanks:
+    return StartRanks(
+        id=f"start-{generation}",
+        cause="1",
+        why="test",
+        machine=M0,
+        generation=Generation(generation),
+        node_rank=NodeRank(0),
+        master_addr="127.0.0.1",
+        master_port=1,
+        restore=Step(-1),
+        restore_generation=Generation(0),
+        restarts=0,
+    )
+
+
+def status(rank: int, generation: int, signal: int | None = None) -> RankStatus:
+    return RankStatus(
+        rank=Rank(rank),
+        generation=Generation(generation),
+        pid=100 + rank,
+        exit=None if signal is None else ExitStatus(signal=signal),
+    )
+
+
+def gone(generation: int) -> RanksGone:
+    return RanksGone(
+        action=f"stop-{generation}", generation=Generation(generation), store_port=7, copies=()
+    )
+
+
+def forked(generation: int) -> RanksForked:
+    return RanksForked(
+        action=f"start-{generation}",
+        generation=Generation(generation),
+        ranks=(status(0, generation), status(1, generation)),
+    )
+
+
+def exited(rank: int, generation: int) -> RankExited:
+    return RankExited(
+        machine=M0,
+        generation=Generation(generation),
+        rank=Rank(rank),
+        exit=ExitStatus(signal=9),
+    )
+
+
+class Agent:
+    """A core with a clock and short ways to talk to it."""
+
+    def __init__(self) -> None:
+        self.core = AgentCore(M0, PolicySpec())
+        self.now = 0.0
+        self.tell(ControllerConnected(term=Term(1)))
+
+    def tell(self, event: object) -> list[AgentAction]:
+        return self.core.handle(event, self.now)  # type: ignore[arg-type]
+
+    def order(self, order: object, term: int = 1) -> list[AgentAction]:
+        return self.tell(OrderReceived(term=Term(term), order=order))  # type: ignore[arg-type]
+
+    def started(self, generation: int) -> None:
+        self.order(stop(generation))
+        self.tell(gone(generation))
+        self.order(start(generation))
+        self.tell(forked(generation))
+
+
+def only(actions: list[AgentAction], kind: type[T]) -> T:
+    assert len(actions) == 1, actions
+    found = actions[0].report if isinstance(actions[0], SendReport) else actions[0]
+    assert isinstance(found, kind), found
+    return found
+
+
+def test_stop_then_start_answers_both_orders() -> None:
+    agent = Agent()
+    assert only(agent.order(stop(1)), KillRanks).generation == 1
+    assert only(agent.tell(gone(1)), RanksStopped).store_port == 7
+    assert only(agent.order(start(1)), ForkRanks).order.id == "start-1"
+    assert only(agent.tell(forked(1)), RanksStarted).action == "start-1"
+
+
+def test_an_order_seen_again_is_answered_again_and_not_done_again() -> None:
+    agent = Agent()
+    assert agent.order(stop(1))
+    assert agent.order(stop(1)) == []
+    agent.tell(gone(1))
+    assert only(agent.order(stop(1)), RanksStopped).action == "stop-1"
+
+
+def test_orders_of_a_fenced_controller_are_refused() -> None:
+    agent = Agent()
+    agent.tell(ControllerConnected(term=Term(2)))
+    assert agent.order(stop(1), term=1) == []
+    assert agent.order(stop(1), term=2)
+
+
+def test_orders_of_an_older_generation_are_refused() -> None:
+    agent = Agent()
+    agent.started(3)
+    assert agent.order(stop(2)) == []
+    assert agent.order(start(2)) == []
+
+
+def test_ranks_are_not_started_beside_old_ones() -> None:
+    agent = Agent()
+    agent.started(1)
+    assert "pids 100, 101" in only(agent.order(start(2)), StartFailed).reason
+
+
+def test_ranks_are_not_started_while_old_ones_are_being_stopped() -> None:
+    agent = Agent()
+    agent.order(stop(1))
+    assert "being stopped" in only(agent.order(start(1)), StartFailed).reason
+
+
+def test_an_agent_that_forked_and_died_answers_when_it_is_asked_again() -> None:
+    agent = Agent()
+    agent.tell(RanksAdopted(generation=Generation(4), ranks=(status(0, 4), status(1, 4))))
+    assert only(agent.order(start(4)), RanksStarted).generation == 4
+
+
+def test_ranks_that_will_not_go_are_named() -> None:
+    agent = Agent()
+    agent.order(stop(1))
+    remain = RanksRemain(action="stop-1", generation=Generation(1), pids=(5, 6))
+    assert only(agent.tell(remain), RanksSurvived).pids == (5, 6)
+    assert agent.tell(remain) == []
+    assert agent.tell(gone(1)) == []
+
+
+def test_a_fork_that_fails_is_told() -> None:
+    agent = Agent()
+    agent.order(stop(1))
+    agent.tell(gone(1))
+    agent.order(start(1))
+    failed = ForkFailed(action="start-1", generation=Generation(1), reason="no launcher")
+    assert only(agent.tell(failed), StartFailed).reason == "no launcher"
+
+
+def test_the_end_of_a_rank_is_told_once() -> None:
+    agent = Agent()
+    agent.started(1)
+    assert only(agent.tell(exited(1, 1)), RankExited).rank == 1
+    assert agent.tell(exited(1, 1)) == []
+
+
+def test_the_end_that_was_ordered_is_no_news() -> None:
+    agent = Agent()
+    agent.started(1)
+    agent.order(stop(2))
+    assert agent.tell(exited(0, 1)) == []
+
+
+def test_first_progress_is_told_at_once_and_then_once_a_second() -> None:
+    agent = Agent()
+    agent.started(1)
+
+    def slots(step: int) -> SlotsRead:
+        return SlotsRead(generation=Generation(1), slowest=Step(step), fastest=Step(step))
+
+    agent.now = 5.0
+    assert agent.tell(slots(-1)) == []
+    assert only(agent.tell(slots(0)), MachineProgress).slowest == 0
+    agent.now = 5.4
+    assert agent.tell(slots(1)) == []
+    agent.now = 6.5
+    report = only(agent.tell(slots(1)), MachineProgress)
+    assert (report.slowest, round(report.age_s, 6)) == (1, 1.1)
+    other = SlotsRead(generation=Generation(9), slowest=Step(1), fastest=Step(1))
+    assert agent.tell(other) == []
+
+
+def test_without_controller_and_progress_the_lease_ends() -> None:
+    agent = Agent()
+    agent.started(1)
+    assert agent.core.next_deadline() is None
+    agent.now = 10.0
+    agent.tell(ControllerDisconnected())
+    agent.tell(ControllerDisconnected())
+    assert agent.core.next_deadline() == 130.0
+    agent.now = 60.0
+    agent.tell(SlotsRead(generation=Generation(1), slowest=Step(3), fastest=Step(3)))
+    assert agent.core.next_deadline() == 180.0
+    agent.now = 179.0
+    assert agent.tell(TimerFired()) == []
+    agent.now = 180.0
+    killed = only(agent.tell(TimerFired()), KillRanks)
+    assert killed.generation == 2
+    assert agent.core.next_deadline() is None
+    agent.tell(exited(0, 1))
+    agent.tell(exited(1, 1))
+    lease_over = RanksGone(action=killed.id, generation=Generation(2), store_port=0)
+    assert agent.tell(lease_over) == []
+    assert [s.exit for s in agent.core.ranks.values()] == [ExitStatus(signal=9)] * 2
+
+
+def test_other_orders_are_handed_on_and_answered_in_the_shells_words() -> None:
+    agent = Agent()
+    agent.started(1)
+    persist = PersistStep(
+        id="p", cause="1", why="t", machine=M0, generation=Generation(1), step=Step(10)
+    )
+    assert only(agent.order(persist), PersistShards).order == persist
+    done = StepPersisted(machine=M0, action="p", step=Step(10))
+    assert only(agent.tell(done), StepPersisted) == done
+    assert agent.tell(done) == []
+    fault = InjectFault(id="f", cause="1", why="t", fault=Fault.KILL_AGENT, machine=M0)
+    assert only(agent.order(fault), DoFault).order == fault
+    leave = ReleaseMachine(id="r", cause="1", why="t", machine=M0)
+    only(agent.order(leave), LeaveMachine)
+
+
+def test_remembered_answers_are_bounded() -> None:
+    agent = Agent()
+    for number in range(1, ANSWERS_KEPT + 10):
+        agent.order(stop(number))
+        agent.tell(gone(number))
+    newest = stop(ANSWERS_KEPT + 9)
+    assert only(agent.order(newest), RanksStopped)

@@ -40,23 +40,17 @@ STORY_MAX = 400
 BATCH = 2000
 """Records between two commits while filling: bounds memory and what a kill costs."""
 
-_TABLES = """
-CREATE TABLE filled (layout INTEGER, seq INTEGER, offset INTEGER, header BLOB, last INTEGER);
-CREATE TABLE events (
-    seq INTEGER PRIMARY KEY, offset INTEGER, answers TEXT, routine INTEGER
-);
-CREATE TABLE actions (
-    id TEXT PRIMARY KEY, seq INTEGER, number INTEGER, name TEXT, cause TEXT,
-    machine TEXT, incident TEXT, routine INTEGER
-);
-CREATE INDEX events_answers ON events (answers);
-CREATE INDEX actions_seq ON actions (seq);
-CREATE INDEX actions_machine ON actions (machine);
-CREATE INDEX actions_incident ON actions (incident);
-INSERT INTO filled VALUES (0, 0, 0, x'', 0);
-"""
-
-
+_TABLES = (
+    "CREATE TABLE filled (layout INTEGER, seq INTEGER, offset INTEGER, last INTEGER, header BLOB)",
+    "INSERT INTO filled VALUES (0, 0, 0, 0, x'')",
+    "CREATE TABLE events (seq INTEGER PRIMARY KEY, offset INTEGER, answers TEXT, routine INTEGER)",
+    "CREATE INDEX events_answers ON events (answers)",
+    """CREATE TABLE actions (id TEXT PRIMARY KEY, seq INTEGER, number INTEGER, name TEXT,
+       cause TEXT, machine TEXT, incident TEXT, routine INTEGER)""",
+    "CREATE INDEX actions_seq ON actions (seq)",
+    "CREATE INDEX actions_machine ON actions (machine)",
+    "CREATE INDEX actions_incident ON actions (incident)",
+)
 _ROUTINE = (
     StepProgress,
     TimerFired,
@@ -112,12 +106,15 @@ class Index:
         """Take in what was appended since. Called by every question; a controller calls it now and
         then, so that no question waits long. Raises JournalCorrupt, OSError.
         """
-        try:
-            self._fill()
-        except sqlite3.Error:
-            self._db.close()
-            self._db = self._start_anew()
-            self._fill()
+        for anew in (self._on_disk_anew, self._in_memory):
+            try:
+                self._fill()
+            except sqlite3.Error:
+                self._db.close()
+                self._db = anew()
+            else:
+                return
+        self._fill()
 
     def story(self, ref: str) -> list[StoryLine]:
         """How it came to what `ref` names, oldest first: at most STORY_MAX lines.
@@ -219,39 +216,43 @@ class Index:
     # --- filling -----------------------------------------------------------------------------
 
     def _open(self) -> sqlite3.Connection:
-        with suppress(sqlite3.Error):
-            db = _connect(self._path)
-            try:
-                if self._usable(db):
-                    return db
-            except sqlite3.Error:
-                pass
-            db.close()
-        return self._start_anew()
+        try:
+            return self._prepared(_connect(self._path))
+        except sqlite3.Error:
+            return self._on_disk_anew()
 
-    def _start_anew(self) -> sqlite3.Connection:
-        """An empty index on disk, or in memory where that is not allowed."""
+    def _on_disk_anew(self) -> sqlite3.Connection:
+        """An empty index instead of one that is of no use."""
         for name in (self._path.name, f"{self._path.name}-journal"):
             with suppress(OSError):
                 self._path.with_name(name).unlink(missing_ok=True)
-        for place in (self._path, ":memory:"):
-            with suppress(sqlite3.Error):
-                db = _connect(place)
-                try:
-                    db.executescript(_TABLES)
-                    db.execute("UPDATE filled SET layout = ?", (LAYOUT,))
-                except sqlite3.Error:
-                    db.close()
-                    raise
-                return db
-        raise AssertionError("SQLite in memory does not work")
+        try:
+            return self._prepared(_connect(self._path))
+        except sqlite3.Error:
+            return self._in_memory()
 
-    def _usable(self, db: sqlite3.Connection) -> bool:
-        """Of this layout, and of this journal: its last record is still where it was."""
-        layout, seq, _, header, last = db.execute("SELECT * FROM filled").fetchone()
-        if layout != LAYOUT:
-            return False
-        return not seq or self._mark(last) == (last, header)
+    def _in_memory(self) -> sqlite3.Connection:
+        return self._prepared(_connect(":memory:"))
+
+    def _prepared(self, db: sqlite3.Connection) -> sqlite3.Connection:
+        """With tables, made in one transaction since others may be opening it too.
+
+        Raises sqlite3.Error, and has closed it, if it is not of this layout or of another journal.
+        """
+        try:
+            with db:
+                db.execute("BEGIN IMMEDIATE")
+                if not db.execute("SELECT 1 FROM sqlite_master").fetchone():
+                    for statement in _TABLES:
+                        db.execute(statement)
+                    db.execute("UPDATE filled SET layout = ?", (LAYOUT,))
+                found = db.execute("SELECT layout, seq, last, header FROM filled").fetchone()
+                if found[0] != LAYOUT or (found[1] and self._mark(found[2]) != found[2:]):
+                    raise sqlite3.DatabaseError("an index of something else")
+        except sqlite3.Error:
+            db.close()
+            raise
+        return db
 
     def _fill(self) -> None:
         while self._fill_batch() == BATCH:

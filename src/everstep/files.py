@@ -13,6 +13,7 @@ import msgspec
 
 from everstep.model import EverstepError
 
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
 _Content = TypeVar("_Content")
 
 
@@ -28,7 +29,7 @@ def write_atomically(path: Path, content: bytes | msgspec.Struct) -> None:
     data = content if isinstance(content, bytes) else msgspec.json.encode(content)
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with beside.open("wb", opener=_private) as file:
+        with os.fdopen(os.open(beside, _NEW_FILE, 0o600), "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -45,7 +46,3 @@ def read_json(path: Path, of: type[_Content]) -> _Content:
         raise FileUnreadable(f"cannot read {path}: {error.strerror}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise FileUnreadable(f"{path} is not what it should be: {error}") from error
-
-
-def _private(name: str, flags: int) -> int:
-    return os.open(name, flags, 0o600)

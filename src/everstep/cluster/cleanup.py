@@ -49,7 +49,7 @@ class Cleaned(Value, frozen=True, kw_only=True):
     processes: tuple[str, ...] = ()
     """ "PID command line" of each."""
     directories: tuple[str, ...] = ()
-    """Of shared memory."""
+    """Of shared memory, also those that a keeper removed itself on its way out."""
     files: tuple[str, ...] = ()
     """Sockets and pid files."""
 
@@ -95,13 +95,13 @@ def clean_job(root: Path) -> Cleaned:
     paths = JobPaths(root.parent, spec.job)
     scope = job_scope(root, spec)
     processes = end_processes(scope)
-    scope = job_scope(root, spec)  # again: a machine may have come up meanwhile
+    late = job_scope(root, spec)  # again: a machine may have come up meanwhile
     files = [paths.endpoint, paths.controller_pid, paths.keeper_pid]
     for directory in _subdirectories(paths.machines):
         files += _files_of(MachinePaths(directory))
     return Cleaned(
         processes=tuple(processes),
-        directories=tuple(_remove_directories(scope)),
+        directories=tuple(sorted({*scope.shm, *_remove_directories(late)})),
         files=tuple(str(path) for path in files if _removed(path)),
     )
 
@@ -142,9 +142,9 @@ def end_processes(scope: Scope) -> list[str]:
 def _remain(processes: list[Process], scope: Scope) -> ProcessesRemain:
     pids = ", ".join(str(process.pid) for process in processes)
     return ProcessesRemain(
-        f"these processes of {scope.directory} did not end within {KILL_S:.0f} s of SIGKILL: {pids}."
-        " They are inside the kernel (a driver, a hung file system); run `everstep clean` again"
-        " when it lets go of them"
+        f"these processes of {scope.directory} did not end within {KILL_S:.0f} s of SIGKILL:"
+        f" {pids}. They are inside the kernel (a driver, a hung file system); run"
+        " `everstep clean` again when it lets go of them"
     )
 
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from everstep.files import write_atomically
 from everstep.model import Value
-from everstep.paths import JobPaths, MachinePaths, MachineSetup
+from everstep.paths import JobPaths, MachinePaths, MachineSetup, shm_dir
 from everstep.processes import Process, identify
 
 SETUP_NAME = "keeper.json"
@@ -38,9 +39,11 @@ class KeeperSetup(Value, frozen=True, kw_only=True):
     services: dict[str, Service]
     sweep: bool = True
     """Whether to kill every descendant at the end."""
+    remove: list[str] = []
+    """Directories to delete after that."""
 
 
-def machine_keeper(paths: MachinePaths) -> KeeperSetup:
+def machine_keeper(paths: MachinePaths, setup: MachineSetup) -> KeeperSetup:
     """What the keeper of this machine runs: the agent and the launcher."""
     return KeeperSetup(
         pid_file=str(paths.pid_file("keeper")),
@@ -49,6 +52,7 @@ def machine_keeper(paths: MachinePaths) -> KeeperSetup:
             "agent": _machine_service(paths, "agent", "everstep.agent"),
             "launcher": _machine_service(paths, "launcher", "everstep.agent.launcher"),
         },
+        remove=[str(shm_dir(setup.job, setup.uid, setup.machine))],
     )
 
 
@@ -67,11 +71,16 @@ def controller_keeper(paths: JobPaths, flags: list[str]) -> KeeperSetup:
     )
 
 
-def write_machine(paths: MachinePaths, setup: MachineSetup) -> Path:
+MakeKeeper = Callable[[MachinePaths, MachineSetup], KeeperSetup]
+
+
+def write_machine(
+    paths: MachinePaths, setup: MachineSetup, make_keeper: MakeKeeper = machine_keeper
+) -> Path:
     """Write machine.json and its keeper's setup; returns the path of the latter."""
     paths.root.mkdir(mode=0o700, parents=True, exist_ok=True)
     keeper = paths.root / SETUP_NAME
-    write_atomically(keeper, machine_keeper(paths))
+    write_atomically(keeper, make_keeper(paths, setup))
     write_atomically(paths.setup, setup)
     return keeper
 

@@ -16,16 +16,24 @@ import contextlib
 import ipaddress
 import os
 import socket
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
 from everstep.cluster.base import Journalled, Report
 from everstep.cluster.cleanup import clean_machine
 from everstep.cluster.keepers import MODULE as KEEPER
-from everstep.cluster.keepers import SETUP_NAME, command, start_keeper, write_machine
+from everstep.cluster.keepers import (
+    SETUP_NAME,
+    MakeKeeper,
+    command,
+    machine_keeper,
+    start_keeper,
+    write_machine,
+)
 from everstep.events import MachineLost
 from everstep.files import write_atomically
-from everstep.model import JobSpec, MachineId
+from everstep.model import EverstepError, JobSpec, MachineId
 from everstep.paths import JobPaths, MachineSetup
 from everstep.processes import Process, command_line, everyone, read_pid_file
 
@@ -61,7 +69,11 @@ class _Watched(NamedTuple):
 class LocalCluster:
     """The stand-ins of one job on this host."""
 
-    def __init__(self, spec: JobSpec, paths: JobPaths) -> None:
+    def __init__(
+        self, spec: JobSpec, paths: JobPaths, make_keeper: MakeKeeper = machine_keeper
+    ) -> None:
+        """`make_keeper` says what runs on a stand-in."""
+        self._make_keeper = make_keeper
         self._spec = spec
         self._paths = paths
         self._report: Report | None = None
@@ -118,7 +130,8 @@ class LocalCluster:
         paths = self._paths.machine(machine)
         paths.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_atomically(self._file(machine, "request"), request.encode())
-        keeper = start_keeper(write_machine(paths, self._setup(machine)), paths.log("keeper"))
+        setup = write_machine(paths, self._setup(machine), self._make_keeper)
+        keeper = start_keeper(setup, paths.log("keeper"))
         self._watch(machine, keeper, "its keeper ended at once (see its keeper.log)")
 
     def _setup(self, machine: MachineId) -> MachineSetup:
@@ -175,8 +188,12 @@ class LocalCluster:
 
     async def _clean_now(self, machine: MachineId, why: str) -> None:
         """A controller that dies on the way leaves no `gone`, and its successor does it again."""
-        await asyncio.to_thread(clean_machine, self._paths.machine(machine), self._spec, machine)
-        write_atomically(self._file(machine, "gone"), why.encode())
+        paths = self._paths.machine(machine)
+        try:
+            await asyncio.to_thread(clean_machine, paths, self._spec, machine)
+            write_atomically(self._file(machine, "gone"), why.encode())
+        except (EverstepError, OSError) as error:
+            sys.stderr.write(f"stand-in {machine} is not wholly cleaned up: {error}\n")
 
     # --- what the directories say ---
 

@@ -1,0 +1,206 @@
+"""What people are shown of a job: pure functions from the core's state to JSON-able structs.
+
+server.py answers with them over HTTP, and the command line computes the same from a replayed
+journal when no controller runs. They decide nothing and read nothing but their arguments.
+Times are in seconds; points in time are by the controller's clock (seconds since the epoch).
+"""
+
+from __future__ import annotations
+
+from everstep.actions import Outcome
+from everstep.core.ettr import WINDOW_S, Owner, ettr, spent
+from everstep.core.state import Incident, Machine, Phase, State
+from everstep.model import (
+    Generation,
+    JobId,
+    MachineId,
+    NodeRank,
+    Rank,
+    Seconds,
+    Step,
+    Term,
+    Value,
+)
+
+
+class MachineView(Value, frozen=True, kw_only=True):
+    """One machine that ever joined."""
+
+    machine: MachineId
+    host: str
+    address: str
+    node_rank: NodeRank | None
+    ranks: tuple[Rank, ...]
+    condition: str
+    """member, standby, silent, lost, evicted or released."""
+    why: str
+    """For lost and evicted ones."""
+
+
+class OutcomeView(Value, frozen=True, kw_only=True):
+    """How the job ended."""
+
+    outcome: Outcome
+    exit_code: int
+    why: str
+    detail: str
+
+
+class StatusView(Value, frozen=True, kw_only=True):
+    """Answer to /v1/status."""
+
+    job: JobId
+    term: Term
+    phase: Phase
+    generation: Generation
+    nnodes: int
+    nproc_per_node: int
+    standbys: int
+    world_size: int
+    finished_by_all: Step
+    """Newest step that every rank of this generation finished, -1 for none."""
+    furthest: Step
+    """The same over all generations."""
+    restored: Step
+    step_s: Seconds | None
+    loss: float | None
+    published: tuple[Step, ...]
+    """Steps that are whole on disk."""
+    machines: tuple[MachineView, ...]
+    incident: str | None
+    """The open one."""
+    incidents: int
+    """How many there were, the open one included."""
+    ettr: float | None
+    ettr_hour: float | None
+    """Over the last hour."""
+    seconds: dict[Owner, Seconds]
+    """The time account: who owned the seconds of the job's life."""
+    outcome: OutcomeView | None
+    """None while the job runs."""
+    notes: tuple[str, ...]
+    """Of the controller: what it found at its start, what it turned away, pages to people."""
+
+
+class IncidentView(Value, frozen=True, kw_only=True):
+    """One incident and its time account."""
+
+    incident: str
+    symptom: str
+    opened_at: Seconds
+    opened_by: str
+    """Id of the decision, for `everstep why`."""
+    closed_at: Seconds | None
+    outcome: str
+    generation: Generation
+    """The one that broke."""
+    furthest: Step
+    """Newest step finished by all ranks before it."""
+    restored: Step | None
+    recoveries: int
+    evicted: tuple[MachineId, ...]
+    failures: tuple[str, ...]
+    seconds: dict[Owner, Seconds]
+
+
+class IncidentsView(Value, frozen=True, kw_only=True):
+    """Answer to /v1/incidents: what the table at the end of a run shows."""
+
+    job: JobId
+    incidents: tuple[IncidentView, ...]
+    seconds: dict[Owner, Seconds]
+    """Of the whole job."""
+    ettr: float | None
+
+
+def status(state: State, now: Seconds, notes: tuple[str, ...] = ()) -> StatusView:
+    """Where the job is. The state must have seen JobSubmitted."""
+    spec, incident = state.job, state.incident
+    return StatusView(
+        job=spec.job,
+        term=state.term,
+        phase=state.phase,
+        generation=state.generation,
+        nnodes=spec.nnodes,
+        nproc_per_node=spec.nproc_per_node,
+        standbys=spec.standbys,
+        world_size=spec.world_size,
+        finished_by_all=state.finished_by_all,
+        furthest=state.furthest,
+        restored=state.restored,
+        step_s=state.step_s,
+        loss=state.loss,
+        published=tuple(entry.step for entry in state.published),
+        machines=tuple(_machine(state, machine) for machine in state.machines.values()),
+        incident=incident.incident if incident else None,
+        incidents=len(state.incidents),
+        ettr=ettr(state.account, now),
+        ettr_hour=ettr(state.account, now, window_s=WINDOW_S),
+        seconds=spent(state.account, now),
+        outcome=_outcome(state),
+        notes=notes,
+    )
+
+
+def incidents(state: State, now: Seconds) -> IncidentsView:
+    """Every incident so far, oldest first, each with the seconds that it cost."""
+    return IncidentsView(
+        job=state.job.job,
+        incidents=tuple(_incident(state, incident, now) for incident in state.incidents),
+        seconds=spent(state.account, now),
+        ettr=ettr(state.account, now),
+    )
+
+
+def _incident(state: State, incident: Incident, now: Seconds) -> IncidentView:
+    return IncidentView(
+        incident=incident.incident,
+        symptom=incident.symptom,
+        opened_at=incident.opened_at,
+        opened_by=incident.opened_by,
+        closed_at=incident.closed_at,
+        outcome=incident.outcome,
+        generation=incident.generation,
+        furthest=incident.furthest,
+        restored=incident.restored,
+        recoveries=incident.recoveries,
+        evicted=tuple(incident.evicted),
+        failures=tuple(failure.text for failure in incident.failures),
+        seconds=spent(state.account, now, incident=incident.incident),
+    )
+
+
+def _machine(state: State, machine: Machine) -> MachineView:
+    node_rank = machine.node_rank
+    ranks = () if node_rank is None else tuple(map(Rank, state.job.ranks_of(node_rank)))
+    condition, why = _condition(machine)
+    return MachineView(
+        machine=machine.machine,
+        host=machine.host,
+        address=machine.address,
+        node_rank=node_rank,
+        ranks=ranks,
+        condition=condition,
+        why=why,
+    )
+
+
+def _condition(machine: Machine) -> tuple[str, str]:
+    if machine.evicted:
+        return "evicted", machine.evicted
+    if machine.released:
+        return "released", ""
+    if machine.lost:
+        return "lost", machine.lost
+    if not machine.connected:
+        return "silent", ""
+    return ("standby" if machine.node_rank is None else "member"), ""
+
+
+def _outcome(state: State) -> OutcomeView | None:
+    finish = state.finish
+    if finish is None:
+        return None
+    return OutcomeView(
+        outcome=finish.outcome, exit_code=finish.exit_code, why=finish.why, detail=finish.detail
+    )

@@ -22,6 +22,7 @@ def main(directory: str) -> None:
     if sys.version_info < OLDEST:
         found = "{}.{}".format(*sys.version_info[:2])
         fail(f"Python 3.11 or newer is needed, {sys.executable} is {found}: make PYTHON=python3.12")
+    directory = os.path.abspath(directory)
     python = os.path.join(directory, "bin", "python")
     if not os.path.exists(python):
         make(directory)

@@ -1,0 +1,226 @@
+"""Flags and facts of a host become a plan: the table of what `everstep run` means."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from everstep.commands.flags import parse
+from everstep.commands.plan import (
+    Address,
+    HostFacts,
+    Leads,
+    Plan,
+    Shown,
+    endpoint_of,
+    plan,
+)
+from everstep.model import UserError
+
+FACTS: dict[str, Any] = {
+    "state_dir": "/state",
+    "working_dir": "/home/u",
+    "cpus": 6,
+    "gpus": 0,
+    "uid": "0123abcd",
+}
+
+
+def made(words: str, **facts: Any) -> Plan:
+    return plan(parse(words.split()), HostFacts(**(FACTS | facts)))
+
+
+def test_stand_ins_are_one_job_of_this_host() -> None:
+    made_plan = made("--local-machines 4 --nproc-per-node 2 --standbys 1 train.py --lr 1")
+    spec = made_plan.spec
+    assert (spec.nnodes, spec.nproc_per_node, spec.standbys, spec.local) == (4, 2, 1, True)
+    assert spec.command == ("train.py", "--lr", "1")
+    assert spec.job == "train-0123"
+    assert spec.checkpoint.directory == "/state/train-0123/checkpoints"
+    assert (made_plan.leads, made_plan.joins) == (Leads.MUST, False)
+    assert made_plan.address == Address(host="127.0.0.1", port=0)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "train.py",
+        "--standalone train.py",
+        "--standalone --nnodes 1:1 --rdzv-endpoint other:5 train.py",
+        "--nnodes 1 --rdzv-backend c10d --rdzv-endpoint localhost:0 train.py",
+    ],
+)
+def test_one_machine_needs_no_rendezvous(words: str) -> None:
+    made_plan = made(words)
+    assert made_plan.spec.local
+    assert made_plan.spec.nnodes == 1
+    assert not made_plan.joins
+    assert made_plan.address.host == "127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    ("words", "host", "port"),
+    [
+        ("--nnodes 2 t.py", "127.0.0.1", 29500),
+        ("--nnodes 2 --master-addr node0 t.py", "node0", 29500),
+        ("--nnodes 2 --master-addr [fe80::1] --master-port 7 t.py", "fe80::1", 7),
+        ("--nnodes 2 --rdzv-endpoint node0:1234 t.py", "node0", 1234),
+        ("--nnodes 2 --rdzv-endpoint [fe80::1]:1234 t.py", "fe80::1", 1234),
+        ("--nnodes 2 --rdzv-endpoint node0 t.py", "node0", 29500),
+        ("--nnodes 2 --rdzv-backend c10d --rdzv-endpoint node0 t.py", "node0", 29400),
+        ("--nnodes 2 --rdzv-backend c10d t.py", "localhost", 29400),
+    ],
+)
+def test_the_endpoint_is_where_torchrun_would_put_it(words: str, host: str, port: int) -> None:
+    assert endpoint_of(parse(words.split())) == Address(host=host, port=port)
+    assert made(words).joins
+
+
+@pytest.mark.parametrize(
+    ("words", "here", "leads"),
+    [
+        ("--node-rank 0", False, Leads.MUST),
+        ("--node-rank 1", True, Leads.NO),
+        ("", True, Leads.MAY),
+        ("", False, Leads.NO),
+        ("--rdzv-backend c10d --node-rank 1", True, Leads.MAY),
+        ("--rdzv-conf is_host=1", False, Leads.MUST),
+        ("--rdzv-conf is_host=false", True, Leads.NO),
+    ],
+)
+def test_the_host_of_the_endpoint_starts_the_controller(
+    words: str, here: bool, leads: Leads
+) -> None:
+    made_plan = made(f"--nnodes 2 --rdzv-endpoint n:1 {words} t.py", endpoint_here=here)
+    assert made_plan.leads is leads
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "chosen"),
+    [
+        ("--job night t.py", "night", True),
+        ("--rdzv-id 4711 t.py", "4711", True),
+        ("--rdzv-id 4711 --job night t.py", "night", True),
+        ("my-train.v2.py", "my-train.v2-0123", False),
+        ("-m pkg.sub.train", "train-0123", False),
+        ("./.hidden.py", "hidden-0123", False),
+        ("--nnodes 2 --rdzv-endpoint n:5 train.py", "train-5", False),
+    ],
+)
+def test_the_job_gets_its_name(words: str, name: str, chosen: bool) -> None:
+    made_plan = made(words)
+    assert (made_plan.spec.job, made_plan.chosen) == (name, chosen)
+
+
+def test_the_id_of_the_rendezvous_reaches_the_ranks_where_the_name_differs() -> None:
+    assert made("--rdzv-id 4711 --job night t.py").spec.env == {"TORCHELASTIC_RUN_ID": "4711"}
+    assert made("--rdzv-id 4711 t.py").spec.env == {}
+    assert made("--role trainer t.py").spec.env == {"ROLE_NAME": "trainer"}
+
+
+@pytest.mark.parametrize(
+    ("asked", "gpus", "ranks"),
+    [("3", 0, 3), ("cpu", 8, 6), ("gpu", 8, 8), ("auto", 8, 8), ("auto", 0, 6)],
+)
+def test_ranks_are_counted_as_torchrun_does(asked: str, gpus: int, ranks: int) -> None:
+    assert made(f"--nproc-per-node {asked} t.py", gpus=gpus).spec.nproc_per_node == ranks
+
+
+def test_restarts_are_the_users_where_given() -> None:
+    assert made("t.py").spec.policy.recoveries_max == 3
+    assert made("--max-restarts 0 t.py").spec.policy.recoveries_max == 0
+
+
+def test_run_path_wins_over_no_python() -> None:
+    assert made("--no-python prog").spec.no_python
+    assert not made("--run-path --no-python t.py").spec.no_python
+
+
+def test_a_checkpoint_directory_is_taken_from_where_the_user_is() -> None:
+    assert made("--checkpoint-dir ck t.py").spec.checkpoint.directory == "/home/u/ck"
+    assert made("--checkpoint-dir /ck t.py").spec.checkpoint.directory == "/ck"
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        ("t.py", [0, 1, 2, 3]),
+        ("-r 3 t.py", []),
+        ("-r 0:3,2:3 t.py", [1, 3]),
+        ("--local-ranks-filter 0,2 t.py", [0, 2]),
+        ("--local-ranks-filter 0,2 -r 2:3 t.py", [0]),
+    ],
+)
+def test_the_terminal_shows_the_ranks_that_were_asked_for(words: str, shown: list[int]) -> None:
+    assert [rank for rank in range(4) if made(words).shown.shows(rank)] == shown
+
+
+def test_nothing_is_hidden_unless_asked() -> None:
+    assert Shown().shows(7)
+
+
+@pytest.mark.parametrize(
+    ("words", "bind"),
+    [
+        ("127.0.0.1:1", "127.0.0.1"),
+        ("localhost:1", "127.0.0.1"),
+        ("10.0.0.1:1", "0.0.0.0"),
+        ("node0:1", "0.0.0.0"),
+        ("[fe80::1]:1", "::"),
+        ("[::1]:1", "::1"),
+    ],
+)
+def test_a_loopback_endpoint_is_not_opened_to_the_network(words: str, bind: str) -> None:
+    assert made(f"--nnodes 2 --rdzv-endpoint {words} t.py").address.bind == bind
+
+
+def test_the_url_of_an_ipv6_endpoint_has_brackets() -> None:
+    assert Address(host="fe80::1", port=5).url == "http://[fe80::1]:5"
+    assert Address(host="node0", port=5).url == "http://node0:5"
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("--nnodes 2:4 t.py", "--nnodes 2:4 asks for a job that changes its size"),
+        ("--nnodes 0 t.py", "--nnodes 0 is not a number of machines"),
+        ("--nnodes two t.py", "--nnodes two is not a number of machines"),
+        ("--nproc-per-node 0 t.py", "--nproc-per-node 0 is not a number of ranks"),
+        ("--nproc-per-node xpu t.py", "--nproc-per-node xpu is not a number of ranks"),
+        ("--nproc-per-node gpu t.py", "--nproc-per-node gpu: there is no NVIDIA GPU here"),
+        ("--nnodes 3 --local-machines 2 t.py", "--nnodes 3 and --local-machines 2 differ"),
+        ("--local-machines 0 t.py", "--local-machines 0: a job needs at least 1"),
+        ("--local-machines 2 --node-rank 1 t.py", "--local-machines starts all machines"),
+        ("--standalone --nnodes 2 t.py", "--standalone is one machine, and --nnodes says 2"),
+        ("--standbys -1 t.py", "--standbys -1 is negative"),
+        ("--max-restarts -1 t.py", "--max-restarts -1 is negative"),
+        ("--disk-every -1 t.py", "--disk-every -1 is negative"),
+        ("--nnodes 2 --node-rank 2 t.py", "--node-rank 2 is not a position among 2 machines"),
+        ("--no-python -m t", "--module names Python code and --no-python says there is none"),
+        ("--rdzv-backend etcd t.py", "--rdzv-backend etcd needs a server"),
+        ("--nnodes 2 --rdzv-endpoint a:b t.py", "--rdzv-endpoint a:b is not of the form"),
+        ("--nnodes 2 --rdzv-endpoint a:0 t.py", "Port 0 in a:0 means any free port"),
+        ("--nnodes 2 --rdzv-endpoint a:70000 t.py", "--rdzv-endpoint: 70000 is not a port"),
+        ("--rdzv-conf timeout t.py", "--rdzv-conf timeout is not KEY=VALUE"),
+        ("--rdzv-conf is_host=2 t.py", "--rdzv-conf is_host=2 is not 1 or 0"),
+        ("--rdzv-conf join_timeout=x t.py", "--rdzv-conf join_timeout=x is not a whole number"),
+        ("--job a/b t.py", "--job 'a/b' cannot be the name of a directory"),
+        ("--rdzv-id .. t.py", "--rdzv-id '..' cannot be the name of a directory"),
+        ("-r 1 t.py", "--redirects 1: a rank's standard output and error are one file"),
+        ("-r x t.py", "--redirects x is neither 0 or 3"),
+        ("--local-ranks-filter a t.py", "--local-ranks-filter a is not a list of local ranks"),
+    ],
+)
+def test_what_cannot_be_is_one_sentence(words: str, sentence: str) -> None:
+    with pytest.raises(UserError) as raised:
+        made(words)
+    assert str(raised.value).startswith(sentence)
+    assert "\n" not in str(raised.value)
+
+
+def test_keys_of_a_rendezvous_that_is_not_there_are_noted() -> None:
+    made_plan = made("--nnodes 2 --rdzv-conf read_timeout=60,join_timeout=5 t.py")
+    assert made_plan.join_timeout_s == 5
+    (note,) = made_plan.notes
+    assert note.startswith("--rdzv-conf read_timeout is ignored")

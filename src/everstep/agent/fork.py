@@ -1,0 +1,110 @@
+"""What the agent asks of the launcher: fork all ranks of one generation. Messages and framing.
+
+One connection on the launcher's Unix socket carries one request: the launcher greets when it is
+ready to work (so the agent knows that a silent connection was lost to a launcher that died before
+it did anything), the agent sends a ForkRequest, the launcher answers with a ForkReply. Every
+message is msgpack behind its length in four bytes.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Protocol, TypeVar
+
+import msgspec
+
+from everstep.model import EverstepError, Rank, Value
+
+GREETING = b"everstep launcher 1\n"
+"""Sent by the launcher when it takes a connection."""
+MESSAGE_BYTES_MAX = 64 << 20
+"""A longer message is garbage: environments of a few hundred ranks fit many times."""
+LENGTH = struct.Struct("<I")
+
+
+class MessageBroken(EverstepError):
+    """What came over the launcher's socket is not a message of ours, or ended in its middle."""
+
+
+class RankPlan(Value, frozen=True, kw_only=True):
+    """One rank to start."""
+
+    rank: Rank
+    slot: int
+    """Index of its heartbeat slot: its local rank."""
+    env: dict[str, str]
+    """Set on top of the environment that the launcher was started with."""
+    log: str
+    """File that takes standard output and error, appended to."""
+
+
+class ForkRequest(Value, frozen=True, kw_only=True):
+    """Everything about the local ranks of one generation."""
+
+    generation: int
+    command: tuple[str, ...]
+    module: bool
+    no_python: bool
+    no_fork: bool
+    working_dir: str
+    heartbeat: str
+    """File of the heartbeat slots."""
+    ranks: tuple[RankPlan, ...]
+
+
+class Forked(Value, frozen=True, kw_only=True):
+    """What a new rank says about itself, after its heartbeat slot says the same."""
+
+    rank: Rank
+    pid: int
+    start_ticks: int
+    problem: str = ""
+    """Why it could not become a rank; empty if it did."""
+
+
+class ForkReply(Value, frozen=True, kw_only=True):
+    """Answer to a ForkRequest: all ranks run, or one sentence why not."""
+
+    ranks: tuple[Forked, ...] = ()
+    problem: str = ""
+
+
+_Message = TypeVar("_Message", ForkRequest, ForkReply, Forked)
+
+
+class Readable(Protocol):
+    """Reads exactly so many bytes, fewer only at the end of the stream (a file, a socket file)."""
+
+    def read(self, size: int, /) -> bytes | None: ...
+
+
+def frame(message: ForkRequest | ForkReply | Forked) -> bytes:
+    body = msgspec.msgpack.encode(message)
+    return LENGTH.pack(len(body)) + body
+
+
+def parse(body: bytes, of: type[_Message]) -> _Message:
+    """Raises MessageBroken on anything but such a message."""
+    try:
+        return msgspec.msgpack.decode(body, type=of)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise MessageBroken(f"{len(body)} bytes came that are no {of.__name__}: {error}") from None
+
+
+def length_of(header: bytes) -> int:
+    """Length of the body behind this header of four bytes."""
+    if len(header) != LENGTH.size:
+        raise MessageBroken("the connection ended before a message came")
+    (length,) = LENGTH.unpack(header)
+    if length > MESSAGE_BYTES_MAX:
+        raise MessageBroken(f"a message of {length} bytes was announced: that is garbage")
+    return int(length)
+
+
+def read(stream: Readable, of: type[_Message]) -> _Message:
+    """The next message of a blocking stream. MessageBroken if there is none."""
+    length = length_of(stream.read(LENGTH.size) or b"")
+    body = stream.read(length) or b""
+    if len(body) != length:
+        raise MessageBroken(f"the connection ended after {len(body)} of {length} bytes")
+    return parse(body, of)

@@ -1,0 +1,314 @@
+"""What must hold after every step of the controller's core, whatever happened before it.
+
+Called by the property tests and the simulator. Two kinds: `Watch` judges the sequence of events and
+decisions by themselves and knows nothing of the core's state, so that an error in the state cannot
+hide; it must see a journal from its first record on. `check_state` judges the state alone, so the
+live controller may call it too. Both raise InvariantBroken with the facts. Whether a decision was
+clever is not asked here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+from everstep.actions import (
+    BeginGeneration,
+    CloseIncident,
+    ControllerAction,
+    EndController,
+    EvictMachine,
+    FinishJob,
+    InjectFault,
+    OpenIncident,
+    Order,
+    PersistStep,
+    ReleaseMachine,
+    StartRanks,
+    StopRanks,
+    WakeStandby,
+)
+from everstep.core.ettr import spent
+from everstep.core.state import Phase, State
+from everstep.events import (
+    ControllerEvent,
+    ControllerStarted,
+    JobSubmitted,
+    RanksStopped,
+    StepPublished,
+)
+from everstep.model import (
+    NO_GENERATION,
+    NO_STEP,
+    Copy,
+    EverstepError,
+    Generation,
+    JobSpec,
+    MachineId,
+    NodeRank,
+    Published,
+    Rank,
+    Seconds,
+    Term,
+)
+
+ACCOUNT_TOLERANCE_S: Seconds = 1e-6
+"""Sums of some thousand floating point numbers may differ by this much."""
+
+
+class InvariantBroken(EverstepError):
+    """A defect of everstep; the journal's last record shows it."""
+
+
+def must(condition: object, message: str) -> None:
+    """An assert that stays on and is told apart from Python's own."""
+    if not condition:
+        raise InvariantBroken(f"This is a defect of everstep: {message}.")
+
+
+class Watch:
+    """Judges every event and what was decided at it, in the order of the journal."""
+
+    def __init__(self) -> None:
+        self.spec: JobSpec | None = None
+        self.seq = 0
+        self.time: Seconds = float("-inf")
+        self.term = Term(0)
+        self.generation: Generation = NO_GENERATION
+        self.finish: FinishJob | None = None
+        self.ended = False
+        self.incident = ""
+        """The open one."""
+        self.positions: dict[NodeRank, MachineId] = {}
+        self.evicted: dict[MachineId, str] = {}
+        self.stopped: dict[MachineId, RanksStopped] = {}
+        """Of the current generation."""
+        self.started: dict[NodeRank, StartRanks] = {}
+        """Of the current generation."""
+        self._published: dict[Published, None] = {}
+        self._actions: dict[str, ControllerAction] = {}
+
+    def see(
+        self, event: ControllerEvent, actions: Sequence[ControllerAction], now: Seconds
+    ) -> None:
+        """Take the next record. Raises InvariantBroken."""
+        self.seq += 1
+        must(now >= self.time, f"event {self.seq} is of {now}, the one before of {self.time}")
+        self.time = now
+        self._take(event)
+        for number, action in enumerate(actions):
+            self._check_action(action, number)
+            check = _CHECKS.get(type(action))
+            if check is not None:
+                check(self, action)
+
+    def _take(self, event: ControllerEvent) -> None:
+        if isinstance(event, JobSubmitted):
+            self.spec = event.spec
+            self._published = dict.fromkeys(event.published)
+        elif isinstance(event, ControllerStarted):
+            must(event.term > self.term, f"term {event.term} came after term {self.term}")
+            self.term = event.term
+        elif isinstance(event, RanksStopped) and self._is_answer(event):
+            self.stopped[event.machine] = event
+        elif isinstance(event, StepPublished) and not event.reason:
+            entry = Published(step=event.step, generation=event.generation)
+            self._published[entry] = None
+
+    def _is_answer(self, event: RanksStopped) -> bool:
+        order = self._actions.get(event.action)
+        return isinstance(order, StopRanks) and order.generation == self.generation
+
+    def _check_action(self, action: ControllerAction, number: int) -> None:
+        name = f"{type(action).__name__} {action.id}"
+        must(self.spec is not None, f"{name} was decided before a job was submitted")
+        must(action.id == f"{self.seq}.{number}", f"{name} is number {number} of {self.seq}")
+        must(action.why.strip(), f"{name} does not say why")
+        known = action.cause in self._actions or (
+            action.cause.isdigit() and 0 < int(action.cause) <= self.seq
+        )
+        must(known, f'{name} has the cause "{action.cause}", which is nothing that happened')
+        must(not self.ended, f"{name} came after the end")
+        if isinstance(action, Order) and action.machine is not None:
+            why = self.evicted.get(action.machine)
+            allowed = why is None or isinstance(action, ReleaseMachine)
+            must(allowed, f"{name} goes to {action.machine}, which was evicted: {why}")
+        self._actions[action.id] = action
+
+    # --- one kind of action each ---
+
+    def begin_generation(self, action: BeginGeneration) -> None:
+        must(
+            action.generation == self.generation + 1,
+            f"generation {action.generation} came after generation {self.generation}",
+        )
+        self.generation = action.generation
+        self.stopped.clear()
+        self.started.clear()
+
+    def stop_ranks(self, action: StopRanks) -> None:
+        must(
+            action.generation == self.generation,
+            f"StopRanks {action.id} is of generation {action.generation}, not {self.generation}",
+        )
+
+    def wake_standby(self, action: WakeStandby) -> None:
+        taken = self.positions.get(action.node_rank)
+        must(taken is None, f"position {action.node_rank} of {action.machine} is {taken}'s")
+        must(
+            action.machine not in self.positions.values() and action.machine not in self.evicted,
+            f"{action.machine} has a position or was evicted",
+        )
+        must(not self.started, f"{action.machine} got a position while ranks were starting")
+        self.positions[action.node_rank] = action.machine
+
+    def evict_machine(self, action: EvictMachine) -> None:
+        must(action.machine not in self.evicted, f"{action.machine} was evicted twice")
+        self.evicted[action.machine] = action.why
+        for node_rank, machine in list(self.positions.items()):
+            if machine == action.machine:
+                del self.positions[node_rank]
+
+    def start_ranks(self, action: StartRanks) -> None:
+        """Ranks start only after all older ones on all assigned machines are proven gone."""
+        assert self.spec is not None
+        name = f"StartRanks {action.id}"
+        must(self.finish is None, f"{name} came after the job was finished")
+        must(action.generation == self.generation, f"{name} is not of {self.generation}")
+        must(
+            self.positions.get(action.node_rank) == action.machine,
+            f"{name}: {action.machine} does not have position {action.node_rank}",
+        )
+        must(action.node_rank not in self.started, f"{name} starts {action.machine} twice")
+        must(len(self.positions) == self.spec.nnodes, f"{name} before all positions are filled")
+        for machine in self.positions.values():
+            must(machine in self.stopped, f"{name} before {machine} proved its old ranks gone")
+        for other in self.started.values():
+            must(_same_start(action, other), f"{name} and {other.id} start different generations")
+        self._check_restore(action)
+        self.started[action.node_rank] = action
+
+    def _check_restore(self, action: StartRanks) -> None:
+        """Every rank has the step, computed by the same generation, in memory or on disk."""
+        assert self.spec is not None
+        wanted = Published(step=action.restore, generation=action.restore_generation)
+        if wanted in self._published or action.restore == NO_STEP:
+            return
+        for node_rank, machine in self.positions.items():
+            held = self.stopped[machine].copies
+            for rank in self.spec.ranks_of(node_rank):
+                copy = Copy(rank=Rank(rank), step=wanted.step, generation=wanted.generation)
+                must(
+                    copy in held,
+                    f"StartRanks {action.id} restores step {wanted.step} of generation "
+                    f"{wanted.generation}, which rank {rank} on {machine} does not have",
+                )
+
+    def persist_step(self, action: PersistStep) -> None:
+        must(
+            action.generation <= self.generation,
+            f"PersistStep {action.id} is of a generation that does not exist",
+        )
+
+    def inject_fault(self, action: InjectFault) -> None:
+        must(self.finish is None, f"{action.id} breaks something after the end")
+
+    def open_incident(self, action: OpenIncident) -> None:
+        must(not self.incident, f"{action.incident} opened while {self.incident} is open")
+        self.incident = action.incident
+
+    def close_incident(self, action: CloseIncident) -> None:
+        must(self.incident == action.incident, f"{action.incident} closed, but is not open")
+        self.incident = ""
+
+    def finish_job(self, action: FinishJob) -> None:
+        must(self.finish is None, f"the job was finished twice, by {action.id} again")
+        self.finish = action
+
+    def end_controller(self, action: EndController) -> None:
+        must(self.finish is not None, f"{action.id} ends a controller whose job goes on")
+        must(not self.incident, f"{self.incident} is open at the end")
+        self.ended = True
+
+
+def _same_start(one: StartRanks, other: StartRanks) -> bool:
+    return all(
+        getattr(one, field) == getattr(other, field)
+        for field in ("master_addr", "master_port", "restore", "restore_generation", "restarts")
+    )
+
+
+_CHECKS: dict[type[ControllerAction], Callable[[Watch, Any], None]] = {
+    BeginGeneration: Watch.begin_generation,
+    StopRanks: Watch.stop_ranks,
+    WakeStandby: Watch.wake_standby,
+    EvictMachine: Watch.evict_machine,
+    StartRanks: Watch.start_ranks,
+    PersistStep: Watch.persist_step,
+    InjectFault: Watch.inject_fault,
+    OpenIncident: Watch.open_incident,
+    CloseIncident: Watch.close_incident,
+    FinishJob: Watch.finish_job,
+    EndController: Watch.end_controller,
+}
+
+
+# --- the state -----------------------------------------------------------------------------------
+
+
+def check_state(state: State, now: Seconds) -> None:
+    """Judge the state between two events. Raises InvariantBroken."""
+    if state.spec is None:
+        return
+    _check_positions(state)
+    _check_waiting(state)
+    _check_account(state, now)
+    _check_incidents(state)
+
+
+def _check_positions(state: State) -> None:
+    for node_rank, name in state.positions.items():
+        machine = state.machines[name]
+        must(machine.node_rank == node_rank, f"{name} disagrees about position {node_rank}")
+        must(not machine.evicted, f"{name} has position {node_rank} and was evicted")
+        must(0 <= node_rank < state.job.nnodes, f"position {node_rank} does not exist")
+    placed = sum(machine.node_rank is not None for machine in state.machines.values())
+    must(placed == len(state.positions), f"{placed} machines have {len(state.positions)} positions")
+
+
+def _check_waiting(state: State) -> None:
+    """Whoever is waited for was asked something, and is not one that cannot answer any more."""
+    for name, action in state.awaiting.items():
+        machine = state.machines[name]
+        if state.phase is not Phase.ENDING and state.phase is not Phase.ENDED:
+            must(not machine.evicted, f"{name} was evicted and is waited for")
+        must(action in state.outstanding, f"{name} is waited for, but {action} was answered")
+    if state.phase is Phase.STARTING:
+        must(state.awaiting or state.failures, "the ranks' start is waited for by nobody")
+
+
+def _check_account(state: State, now: Seconds) -> None:
+    """Every second since the submission has exactly one owner."""
+    segments = state.account.segments
+    must(segments, "no second of the job has an owner")
+    # Only the last ones can have changed; all are checked when the job is over.
+    recent = segments if state.phase is Phase.ENDED else segments[-3:]
+    for before, after in pairwise(recent):
+        must(before.since <= after.since, f"time of {after.owner} begins before {before.owner}'s")
+    must(segments[-1].since <= now, f"{segments[-1].owner} owns time from the future")
+    if state.phase is Phase.ENDED:
+        end = state.account.ended_at if state.account.ended_at is not None else now
+        wall = end - segments[0].since
+        total = sum(spent(state.account, now).values())
+        must(
+            abs(total - wall) <= ACCOUNT_TOLERANCE_S,
+            f"the job took {wall} s and its owners own {total} s",
+        )
+
+
+def _check_incidents(state: State) -> None:
+    still_open = [one.incident for one in state.incidents if one.closed_at is None]
+    must(len(still_open) <= 1, f"incidents {', '.join(still_open)} are open at once")
+    if state.phase is Phase.ENDED:
+        must(not still_open, f"{', '.join(still_open)} is open although the job is over")

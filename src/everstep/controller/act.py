@@ -44,6 +44,9 @@ from everstep.events import (
 from everstep.journal import Journal
 from everstep.model import EverstepError
 
+ANSWERED_WITHIN_S = 0.1
+"""Who asks the controller to kill itself hears before that the request was accepted."""
+
 
 class Hands:
     """Of one controller."""
@@ -142,8 +145,8 @@ class Hands:
 
     def _end_myself(self, action: InjectFault) -> None:
         """Once it is on disk that the fault was injected: the next term must not do it again."""
-        injected = FaultInjected(action=action.id, fault=action.fault)
-        self._post(Incoming(injected, then=self._kill))
+        injected = Incoming(FaultInjected(action=action.id, fault=action.fault), then=self._kill)
+        asyncio.get_running_loop().call_later(ANSWERED_WITHIN_S, self._post, injected)
 
     def _kill(self) -> None:
         self._journal.sync()

@@ -107,8 +107,7 @@ class Agents:
         *,
         term: Term,
         policy: PolicySpec,
-        post: Callable[[Incoming], None],
-        progress: Callable[[MachineProgress], None],
+        post: Callable[[Incoming | MachineProgress], None],
         output: OutputRing,
         journalled: dict[tuple[MachineId, str], int],
     ) -> None:
@@ -117,7 +116,6 @@ class Agents:
         self._term = term
         self._policy = policy
         self._post = post
-        self._progress = progress
         self._output = output
         self._sessions: dict[MachineId, _Session] = {}
         self._journalled = dict(journalled)
@@ -238,7 +236,7 @@ class Agents:
         if isinstance(report, OutputLines):
             self._output.add(report)
         else:
-            self._progress(report)
+            self._post(report)
 
     def _delivered(self, session: _Session, number: int) -> None:
         if number == UNRELIABLE:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import socket
 import urllib.parse
 
@@ -70,7 +71,13 @@ def _listen(host: str, port: int) -> socket.socket:
             "give another --port, or end what listens there" if in_use else "give another --host"
         )
         raise CannotListen(
-            f"cannot listen on {host or 'any address'}, port {port}: {error.strerror or error};"
-            f" {advice}",
+            f"cannot listen on {host or 'any address'}, port {port}: {_reason(error)}; {advice}",
             in_use=in_use,
         ) from error
+
+
+def _reason(error: OSError) -> str:
+    """Without the address, which create_server adds to it and our sentence has already."""
+    if error.errno is None or error.errno < 0:  # a name that cannot be resolved
+        return str(error.strerror or error)
+    return os.strerror(error.errno)

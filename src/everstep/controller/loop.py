@@ -17,14 +17,15 @@ from everstep.controller.incoming import Incoming
 from everstep.core.controller import ControllerCore
 from everstep.core.intake import Intake
 from everstep.core.state import Phase
-from everstep.events import ControllerEvent, MachineProgress, StepProgress, TimerFired
+from everstep.events import ControllerEvent, MachineProgress, TimerFired
 from everstep.journal import Journal
+from everstep.model import Seconds
 
 Act = Callable[[ControllerEvent, list[ControllerAction]], None]
 
 
 class Loop:
-    """Drives one core. `post` and `progress` are called from the same event loop."""
+    """Drives one core. Everything it is told goes through one queue, in the order of arrival."""
 
     def __init__(
         self, *, core: ControllerCore, journal: Journal, clock: Clock, intake: Intake
@@ -33,19 +34,11 @@ class Loop:
         self._journal = journal
         self._clock = clock
         self._intake = intake
-        self._queue: asyncio.Queue[Incoming] = asyncio.Queue()
+        self._queue: asyncio.Queue[Incoming | MachineProgress] = asyncio.Queue()
 
-    def post(self, incoming: Incoming) -> None:
-        """Give it an event."""
+    def post(self, incoming: Incoming | MachineProgress) -> None:
+        """Give it an event, or a machine's progress: that becomes one at most once a second."""
         self._queue.put_nowait(incoming)
-
-    def progress(self, report: MachineProgress) -> None:
-        """Give it a machine's progress, which becomes an event at most once a second."""
-        self._fold(self._intake.report(report, self._clock.now()))
-
-    def _fold(self, progress: StepProgress | None) -> None:
-        if progress is not None:
-            self.post(Incoming(progress))
 
     async def run(self, act: Act) -> None:
         """Until the core ends the controller. Fenced, JournalUnwritable: stop at once."""
@@ -68,15 +61,23 @@ class Loop:
     async def _next(self) -> Incoming:
         """The next event; TimerFired when the core's deadline comes before one."""
         while True:
-            due = self._core.next_deadline()
-            folding = self._intake.next_deadline()
-            wake_at = min((moment for moment in (due, folding) if moment is not None), default=None)
-            wait_s = None if wake_at is None else max(0.0, wake_at - self._clock.now())
-            try:
-                async with asyncio.timeout(wait_s):
-                    return await self._queue.get()
-            except TimeoutError:
-                now = self._clock.now()
-                if due is not None and due <= now:
-                    return Incoming(TimerFired())
-                self._fold(self._intake.due(now))
+            due, folding = self._core.next_deadline(), self._intake.next_deadline()
+            taken = await self._wait(due, folding)
+            if isinstance(taken, Incoming):
+                return taken
+            now = self._clock.now()
+            if taken is None and due is not None and due <= now:
+                return Incoming(TimerFired())
+            progress = self._intake.report(taken, now) if taken else self._intake.due(now)
+            if progress is not None:
+                return Incoming(progress)
+
+    async def _wait(self, *moments: Seconds | None) -> Incoming | MachineProgress | None:
+        """What comes next; None if the first of these moments does."""
+        wake_at = min((moment for moment in moments if moment is not None), default=None)
+        wait_s = None if wake_at is None else max(0.0, wake_at - self._clock.now())
+        try:
+            async with asyncio.timeout(wait_s):
+                return await self._queue.get()
+        except TimeoutError:
+            return None

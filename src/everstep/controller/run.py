@@ -96,7 +96,7 @@ def run(options: Options) -> int:
         raise JobOver(f"job {spec.job} is over (see {paths.result}): start a new one")
     _check_port(paths, options)
     term = take_term(paths.journal, f"pid {os.getpid()} on {socket.gethostname()}")
-    journal = Journal(paths.journal, term, version=__version__, sleep=time.sleep)
+    journal = Journal(paths.journal, term, version=__version__)
     return asyncio.run(_serve(spec, paths, journal, token, options))
 
 
@@ -127,7 +127,6 @@ class _Controller:
             term=journal.term,
             policy=spec.policy,
             post=self._loop.post,
-            progress=self._loop.progress,
             output=self._output,
             journalled=replayed.received,
         )

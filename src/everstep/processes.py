@@ -25,9 +25,19 @@ class Process(NamedTuple):
     """Field 22 of /proc/PID/stat."""
 
 
+class Entry(NamedTuple):
+    """One live process among its relatives."""
+
+    process: Process
+    parent: int
+    session: int
+    """Pid of the process that leads or led its session."""
+
+
 class _Stat(NamedTuple):
     state: bytes
     parent: int
+    session: int
     start_ticks: int
 
 
@@ -38,7 +48,12 @@ def _stat(pid: int) -> _Stat | None:
         return None
     # The name in field 2 may hold anything, also blanks and brackets: count from its end.
     fields = raw[raw.rindex(b")") + 2 :].split()
-    return _Stat(state=fields[0], parent=int(fields[1]), start_ticks=int(fields[19]))
+    return _Stat(
+        state=fields[0],
+        parent=int(fields[1]),
+        session=int(fields[3]),
+        start_ticks=int(fields[19]),
+    )
 
 
 def identify(pid: int) -> Process | None:
@@ -86,6 +101,16 @@ def everyone() -> list[Process]:
     """Every live process of this host except the caller."""
     found = (identify(int(entry.name)) for entry in _PROC.iterdir() if entry.name.isdigit())
     return [process for process in found if process and process.pid != os.getpid()]
+
+
+def snapshot() -> dict[int, Entry]:
+    """Every live process of this host by pid, with its parent and session. Zombies are gone."""
+    found = {}
+    for pid in [int(entry.name) for entry in os.scandir(_PROC) if entry.name.isdigit()]:
+        stat = _stat(pid)
+        if stat is not None and stat.state not in _DEAD_STATES:
+            found[pid] = Entry(Process(pid, stat.start_ticks), stat.parent, stat.session)
+    return found
 
 
 def descendants(roots: list[Process]) -> list[Process]:

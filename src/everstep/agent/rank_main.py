@@ -9,7 +9,6 @@ tracebacks, exit codes, threads and atexit handlers. Nothing here may touch CUDA
 from __future__ import annotations
 
 import ctypes
-import importlib
 import importlib.machinery
 import io
 import json
@@ -70,9 +69,8 @@ def start_program(request: ForkRequest) -> Program:
         os.execv(sys.executable, [*fresh, *request.command])
     _reseed()
     _set_threads()
-    # The launcher may have been somewhere else when it imported multiprocessing and listed paths.
+    # The launcher may have been somewhere else when it imported multiprocessing.
     multiprocessing.process.ORIGINAL_DIR = os.getcwd()  # type: ignore[attr-defined]
-    importlib.invalidate_caches()
     return Program(request.command, request.module)
 
 

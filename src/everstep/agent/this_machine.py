@@ -1,0 +1,46 @@
+"""What the processes of one machine know about it from the start: its setup and its job.
+
+Read once by the agent's shell and by the launcher. Nothing in it changes while they live.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from everstep.files import read_json
+from everstep.model import JobId, JobSpec, NodeRank, Rank
+from everstep.paths import JobPaths, MachinePaths, MachineSetup, shm_dir
+
+
+class ThisMachine(NamedTuple):
+    """Setup, job and places of the machine that this process runs on."""
+
+    setup: MachineSetup
+    spec: JobSpec
+    job: JobPaths
+    paths: MachinePaths
+    shm: Path
+
+    @classmethod
+    def read(cls, machine_json: Path) -> ThisMachine:
+        """FileUnreadable if one of the two files is not what it should be."""
+        setup = read_json(machine_json, MachineSetup)
+        job_dir = Path(setup.job_dir)
+        job = JobPaths(job_dir.parent, JobId(job_dir.name))
+        return cls(
+            setup=setup,
+            spec=read_json(job.spec, JobSpec),
+            job=job,
+            paths=MachinePaths(machine_json.parent),
+            shm=shm_dir(setup.job, setup.uid, setup.machine),
+        )
+
+    @property
+    def heartbeat(self) -> Path:
+        """File of the heartbeat slots, one for each local rank."""
+        return self.shm / "heartbeat"
+
+    def ranks_of(self, node_rank: NodeRank) -> list[Rank]:
+        """The ranks here, in local-rank order, while the machine has this position."""
+        return [Rank(rank) for rank in self.spec.ranks_of(node_rank)]

@@ -110,9 +110,9 @@ _RENDEZVOUS = (
         Kept.SAME,
         "--rdzv-conf",
         "K=V,...",
-        "is_host (this machine starts the controller or does not) and join_timeout (seconds to "
-        "wait for the controller, default 600) are the same. The other keys tune a rendezvous "
-        "that everstep does not have: ignored, with a note.",
+        "Two keys are kept: is_host (this machine starts the controller or does not) and "
+        "join_timeout (seconds to wait for the controller, default 600). The others tune a "
+        "rendezvous that everstep does not have: ignored, with a note.",
     ),
     _torchrun(
         Kept.SAME,
@@ -409,7 +409,8 @@ _HEAD = "| flag | here | what it does, or why not |"
 def _row(flag: Flag) -> str:
     spelling = ", ".join(f"`{name}`" for name in flag.names)
     value = f" `{flag.value}`".replace("|", "\\|") if flag.value else ""
-    note = flag.note[:1].upper() + flag.note[1:] + ("" if flag.note.endswith(".") else ".")
+    whole = flag.note.endswith(".")
+    note = flag.note if whole else f"{flag.note[:1].upper()}{flag.note[1:]}."
     kept = "" if flag.kept is Kept.OURS else f" {flag.kept} |"
     return f"| {spelling}{value} |{kept} {note} |"
 

@@ -25,11 +25,23 @@ def incidents(job: JobPaths) -> IncidentsView:
     return views.incidents(replayed.core.state, replayed.last_time)
 
 
+def why(job: JobPaths, subject: str) -> list[StoryLine]:
+    """The causal story of an incident, a decision, an event or a machine. UnknownId if none is."""
+    try:
+        index = Index(job.journal)
+        try:
+            return index.story(subject)
+        finally:
+            index.close()
+    except OSError as error:
+        raise _unreadable(job, error) from error
+
+
 def _replayed(job: JobPaths) -> Replayed:
     try:
         replayed = replay_directory(job.journal, version=__version__)
     except OSError as error:
-        raise JournalError(f"The journal in {job.journal} cannot be read: {error}.") from error
+        raise _unreadable(job, error) from error
     if replayed.core.state.spec is None:
         raise JournalError(
             f"The journal of job {job.root.name} is empty: its controller never came up; see "
@@ -38,10 +50,5 @@ def _replayed(job: JobPaths) -> Replayed:
     return replayed
 
 
-def why(job: JobPaths, subject: str) -> list[StoryLine]:
-    """The causal story of an incident, a decision, an event or a machine. UnknownId if none is."""
-    index = Index(job.journal)
-    try:
-        return index.story(subject)
-    finally:
-        index.close()
+def _unreadable(job: JobPaths, error: OSError) -> JournalError:
+    return JournalError(f"The journal in {job.journal} cannot be read: {error.strerror}.")

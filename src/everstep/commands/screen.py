@@ -19,13 +19,25 @@ PLAIN_EVERY_S = 5.0
 """Between two progress lines where there is no terminal: a log is read later, and by searching."""
 
 
+PLAIN_COLUMNS = 120
+"""Width of tables where there is no terminal that says how wide it is."""
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A console that does not guess at numbers and is not squeezed where nobody looks."""
+    made = Console(stderr=stderr, highlight=False)
+    if not made.is_terminal:
+        made.width = max(made.width, PLAIN_COLUMNS)
+    return made
+
+
 class Screen:
     """Where a viewer writes. A terminal that is lost raises OSError from any method."""
 
     def __init__(self, *, output: TextIO | None = None) -> None:
         """`output`: where lines of ranks go, standard output by default."""
         self._out = sys.stdout if output is None else output
-        self._console = Console(stderr=True, highlight=False)
+        self._console = console(stderr=True)
         self._live: Live | None = None
         self._progress = ""
         self._plain_at = time.monotonic() + PLAIN_EVERY_S

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgspec
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 
 from everstep.commands import jobs, offline, stories, tables
 from everstep.commands.client import Away, Client
+from everstep.commands.screen import console as terminal
 from everstep.controller.views import StatusView
 from everstep.paths import JobPaths
 
@@ -22,7 +23,7 @@ def status(job: JobPaths, *, json: bool) -> None:
     if json:
         print_json(answer)
         return
-    console = Console(highlight=False)
+    console = terminal()
     console.print(_headline(job, answer, live=live), soft_wrap=True)
     console.print(tables.machines(answer))
     console.print(tables.account(answer.seconds, answer.ettr), soft_wrap=True)
@@ -38,7 +39,7 @@ def incidents(job: JobPaths, *, json: bool) -> None:
         return
     nothing = "no incident so far"
     content: RenderableType = tables.incidents(answer) if answer.incidents else nothing
-    console = Console(highlight=False)
+    console = terminal()
     console.print(content)
     console.print(tables.account(answer.seconds, answer.ettr), soft_wrap=True)
 
@@ -50,7 +51,7 @@ def why(job: JobPaths, subject: str, *, json: bool) -> None:
     if json:
         print_json(answer)
     else:
-        Console(highlight=False).print(stories.story(answer))
+        terminal().print(stories.story(answer))
 
 
 def print_json(answer: Any) -> None:

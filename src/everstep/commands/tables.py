@@ -57,20 +57,23 @@ def machines(status: StatusView) -> Table:
 
 def incidents(view: IncidentsView) -> Table:
     """Per incident the seconds it cost, by what they were spent on; the sums below."""
-    table = _table("incident", "what happened")
-    for _, title in IN_TABLE:
-        table.add_column(f"{title} s", justify="right")
-    table.add_column("total s", justify="right")
-    table.add_column("outcome")
+    columns = [
+        (owner, title)
+        for owner, title in IN_TABLE
+        if owner is not Owner.WAITING or _sum(view, owner) > 0
+    ]
+    table = _table("incident", "what happened, and how it ended")
+    for _, title in columns:
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("total s", justify="right", no_wrap=True)
     for incident in view.incidents:
-        cells = [number(incident.seconds.get(owner, 0.0)) for owner, _ in IN_TABLE]
-        total = number(sum(incident.seconds.get(owner, 0.0) for owner, _ in IN_TABLE))
-        what = Text(incident.symptom)
-        table.add_row(incident.incident, what, *cells, total, outcome(incident))
+        cost = [incident.seconds.get(owner, 0.0) for owner, _ in columns]
+        story = Text(f"{incident.symptom}: {outcome(incident)}")
+        table.add_row(incident.incident, story, *map(number, cost), number(sum(cost)))
     if len(view.incidents) > 1:
-        sums = [_sum(view, owner) for owner, _ in IN_TABLE]
+        sums = [_sum(view, owner) for owner, _ in columns]
         table.add_section()
-        table.add_row("all", "", *map(number, sums), number(sum(sums)), "")
+        table.add_row("all", "", *map(number, sums), number(sum(sums)))
     return table
 
 

@@ -70,6 +70,7 @@ class Viewer:
         self._status_at = 0.0
         self._presses = 0
         self._stop_sent = False
+        self._stop_waits = False
         self._away_since: float | None = None
         self._away_said = False
 
@@ -163,10 +164,12 @@ class Viewer:
         except Declined as declined:
             self._screen.say(str(declined))
         except Away:
-            self._screen.say(
-                "the controller does not answer: the job will be stopped when it is back; "
-                "Ctrl-C again ends all of it on this host now"
-            )
+            if not self._stop_waits:
+                self._stop_waits = True
+                self._screen.say(
+                    "the controller does not answer: the job will be stopped when it is back; "
+                    "Ctrl-C again ends all of it on this host now"
+                )
             raise
         else:
             self._screen.say("stopping the job; Ctrl-C again ends all of it on this host at once")

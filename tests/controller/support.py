@@ -292,7 +292,7 @@ def last_words(socket: ClientConnection) -> str:
 
 
 def _bearer(token: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer {token}"}
+    return {"Authorization": f"Bearer {token}"} if token else {}
 
 
 def _endpoint(paths: JobPaths) -> Endpoint | None:

@@ -7,9 +7,15 @@ import signal
 import socket
 from pathlib import Path
 
-from everstep.actions import StopRanks
+from everstep.actions import PersistStep, ReleaseMachine, StopRanks
 from everstep.core.state import Phase
-from everstep.events import MachineProgress, RankExited
+from everstep.events import (
+    MachineProgress,
+    MachinesRequested,
+    RankExited,
+    RanksSurvived,
+    StepPersisted,
+)
 from everstep.files import read_json
 from everstep.journal import newest_term
 from everstep.journal.records import Reader
@@ -267,3 +273,42 @@ def test_the_start_of_a_controller_is_cheap(running: Controller) -> None:
     user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[11:13]
     spent_s = (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
     assert spent_s < 0.7, "a killed controller must be back within about a second"
+
+
+def test_a_machine_that_cannot_be_replaced_by_us_is_asked_for_in_words(
+    running: Controller, paths: JobPaths, agent: FakeAgent
+) -> None:
+    agent.connect(running.endpoint().url)
+    agent.join()
+    stop = agent.order(StopRanks)
+    agent.report(
+        RanksSurvived(machine=agent.machine, action=stop.id, generation=stop.generation, pids=(17,))
+    )
+    agent.order(ReleaseMachine)
+    wait_for("the request", lambda: "MachinesRequested" in events(paths))
+    records = [entry.record.event for entry in Reader(paths.journal / "records")]
+    (requested,) = [event for event in records if isinstance(event, MachinesRequested)]
+    assert "no scheduler to ask for 1 more host" in requested.reason
+    assert running.endpoint().url in requested.reason
+
+
+def test_a_step_that_cannot_be_published_is_told_and_training_goes_on(
+    running: Controller, paths: JobPaths, agent: FakeAgent
+) -> None:
+    start = agent.start(running.endpoint().url)
+    wait_for("running", lambda: running.status().phase is Phase.RUNNING)
+    agent.mention(
+        MachineProgress(
+            machine=agent.machine,
+            generation=start.generation,
+            slowest=Step(1),
+            fastest=Step(1),
+            step_s=0.1,
+        )
+    )
+    persist = agent.order(PersistStep)
+    agent.report(StepPersisted(machine=agent.machine, action=persist.id, step=persist.step))
+    wait_for("the answer", lambda: "StepPublished" in events(paths))
+    assert f"step {persist.step} was not published: " in running.log.read_text()
+    assert running.status().published == ()
+    assert running.status().phase is Phase.RUNNING

@@ -167,10 +167,12 @@ class Agents:
         return frame
 
     async def _serve_agent(self, websocket: WebSocket, hello: Hello) -> None:
+        former = self._sessions.get(hello.machine)
+        former_connection = former.connection if former is not None else None
         session, connection = self._session(hello), _Connection(websocket)
-        former, session.connection = session.connection, connection
-        if former is not None:
-            await _close(former.websocket, "The agent has a newer connection.")
+        session.connection = connection
+        if former_connection is not None:
+            await _close(former_connection.websocket, "The agent has a newer connection.")
         try:
             self._greet(session, connection, hello)
             async with asyncio.TaskGroup() as tasks:

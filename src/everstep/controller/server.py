@@ -160,7 +160,14 @@ def make_app(desk: Desk, token: str) -> ASGIApp:
 class Server(uvicorn.Server):
     """uvicorn on sockets of ours, without its signal handlers: the controller has its own."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        ping_every_s: float = PING_EVERY_S,
+        pong_within_s: float = PONG_WITHIN_S,
+    ) -> None:
+        """An agent that does not answer a ping in time counts as disconnected."""
         super().__init__(
             uvicorn.Config(
                 app,
@@ -173,8 +180,8 @@ class Server(uvicorn.Server):
                 server_header=False,
                 ws_max_size=FRAME_BYTES_MAX,
                 ws_per_message_deflate=False,
-                ws_ping_interval=PING_EVERY_S,
-                ws_ping_timeout=PONG_WITHIN_S,
+                ws_ping_interval=ping_every_s,
+                ws_ping_timeout=pong_within_s,
                 timeout_graceful_shutdown=1,
             )
         )

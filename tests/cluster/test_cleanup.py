@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from everstep.cluster.cleanup import clean_job, clean_machine
+from everstep.cluster.cleanup import ERROR_FILE, clean_job, clean_machine
 from everstep.cluster.local import LocalCluster
 from everstep.files import FileUnreadable
-from everstep.model import JobSpec, MachineId
+from everstep.model import Generation, JobSpec, MachineId, Rank
 from everstep.paths import JobPaths, shm_dir
 from everstep.processes import alive, identify
 from everstep.trainer.context import VARIABLE
@@ -87,9 +87,14 @@ def test_what_a_killed_keeper_left_behind_is_found_by_environment_and_shared_mem
         )
         assert mapper.stdout is not None
         assert mapper.stdout.readline() == b"mapped\n"
+        error_file = str(paths.machine(M0).error_file(Generation(1), Rank(0)))
+        started_by_rank = subprocess.Popen(
+            ["sleep", "1000"], env={**os.environ, ERROR_FILE: error_file}
+        )
         kill(keeper_of(paths, M0))
         clean_machine(paths.machine(M0), spec, M0)
         assert not alive(child)
+        assert started_by_rank.wait() == -9
         assert mapper.wait() == -9
         mapper.stdout.close()
         assert child_of(spec, M1) is not None, "the other machine is left alone"

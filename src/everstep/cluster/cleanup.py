@@ -36,6 +36,8 @@ SWEEP_S = 5.0
 """Time for keepers to end their machines by themselves: they find what nobody else can."""
 KILL_S = 10.0
 """Time for the kernel to end what was killed. Only a process in the kernel takes longer."""
+ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+"""torchrun's variable; every rank has it, with a path in its machine's directory."""
 _SERVICES = (KEEPER, "everstep.agent", "everstep.controller")
 
 
@@ -152,7 +154,7 @@ def belongs(process: Process, scope: Scope) -> bool:
     """Whether the process was started for this scope or uses its shared memory."""
     return (
         _serves(command_line(process.pid), Path(scope.directory))
-        or _attached(environment(process.pid), scope.shm)
+        or _attached(environment(process.pid), scope)
         or any(maps_below(process.pid, Path(shm)) for shm in scope.shm)
     )
 
@@ -171,13 +173,16 @@ def _serves(argv: list[str], directory: Path) -> bool:
     return ours and any(Path(argument).is_relative_to(directory) for argument in arguments)
 
 
-def _attached(environ: list[str], shm: tuple[str, ...]) -> bool:
-    """Whether this is the environment of a rank, or of what a rank started."""
-    for assignment in environ:
-        name, _, value = assignment.partition("=")
-        if name == VARIABLE:
-            return any(f'"{directory}"' in value for directory in shm)
-    return False
+def _attached(environ: list[str], scope: Scope) -> bool:
+    """Whether this is the environment of a rank, or of what a rank started.
+
+    attach() takes its own variable out; that of torch's error file stays with all of them.
+    """
+    variables = dict(assignment.partition("=")[::2] for assignment in environ)
+    context, error_file = variables.get(VARIABLE, ""), variables.get(ERROR_FILE, "")
+    return error_file.startswith(f"{scope.directory}/") or any(
+        f'"{directory}"' in context for directory in scope.shm
+    )
 
 
 def _describe(process: Process) -> str:

@@ -1,0 +1,288 @@
+"""Jobs under measurement: the same script under torchrun and under everstep.
+
+Used by bench/restart.py. A job can be started, watched through the marks that its ranks write,
+paused as a whole (so that several are alive and only one of them computes) and ended. Everything
+that a job starts is ended with it, also when the benchmark fails.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import IO, NamedTuple, Self
+
+from everstep.processes import (
+    Process,
+    descendants,
+    identify,
+    read_pid_file,
+    send_signal,
+    wait_gone,
+)
+
+HERE = Path(__file__).resolve().parent
+SCRIPT = HERE / "restart_script.py"
+MODULES = HERE.parent / "examples" / "gpt"
+RANKS = 4
+PATIENCE_S = 120.0
+"""Longest wait for anything: torchrun's restart takes up to 30 s on a busy machine."""
+POLL_S = 0.005
+
+
+class Mark(NamedTuple):
+    """One line of a rank's file."""
+
+    rank: int
+    restart: int
+    pid: int
+    event: str
+    step: int
+    at_ns: int
+
+
+class Stuck(Exception):
+    """A job did not do what was waited for; the message holds the end of its output."""
+
+
+class Job:
+    """One running job. Use as a context manager: leaving it ends everything of the job."""
+
+    name = ""
+
+    def __init__(self, directory: Path, *, save: bool) -> None:
+        self.directory = directory
+        self.output = directory / "output"
+        self._marks = directory / "marks"
+        self._marks.mkdir(parents=True)
+        self._read: dict[int, tuple[int, list[Mark]]] = {}
+        self._script = [str(SCRIPT), "--marks", str(self._marks), *(["--save"] if save else [])]
+
+    def __enter__(self) -> Self:
+        with self.output.open("wb") as output:
+            self._start(output)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.end()
+
+    def _start(self, output: IO[bytes]) -> None:
+        raise NotImplementedError
+
+    def processes(self) -> list[Process]:
+        """Every process of the job, ranks included."""
+        raise NotImplementedError
+
+    def end(self) -> None:
+        raise NotImplementedError
+
+    # --- what its ranks wrote ---
+
+    def marks(self) -> Iterator[Mark]:
+        """All marks so far, rank by rank, each rank's in order of time."""
+        for rank in range(RANKS):
+            yield from self._marks_of(rank)
+
+    def _marks_of(self, rank: int) -> list[Mark]:
+        offset, marks = self._read.get(rank, (0, []))
+        try:
+            with (self._marks / f"rank-{rank}").open("rb") as file:
+                file.seek(offset)
+                new = file.read()
+        except FileNotFoundError:
+            return marks
+        whole = new[: new.rfind(b"\n") + 1]
+        for line in whole.decode().splitlines():
+            restart, pid, event, step, at_ns = line.split()
+            marks.append(Mark(rank, int(restart), int(pid), event, int(step), int(at_ns)))
+        self._read[rank] = (offset + len(whole), marks)
+        return marks
+
+    def restarts(self) -> int:
+        """Restarts so far, by what rank 0 was told at its start."""
+        marks = self._marks_of(0)
+        return marks[-1].restart if marks else 0
+
+    def reached(self, event: str, restart: int) -> list[Mark] | None:
+        """Each rank's first mark of this event in this incarnation; None if one has none yet."""
+        found = []
+        for rank in range(RANKS):
+            mark = next(
+                (m for m in self._marks_of(rank) if (m.event, m.restart) == (event, restart)), None
+            )
+            if mark is None:
+                return None
+            found.append(mark)
+        return found
+
+    def restarted(self, event: str, before: int) -> list[Mark] | None:
+        """The same of the first incarnation after `before` in which every rank got that far."""
+        for restart in range(before + 1, self.restarts() + 1):
+            if (marks := self.reached(event, restart)) is not None:
+                return marks
+        return None
+
+    def last_step(self, rank: int, restart: int) -> int:
+        """Newest step that the rank finished in this incarnation, -1 for none."""
+        steps = (m.step for m in self._marks_of(rank) if m.restart == restart)
+        return max(steps, default=-1)
+
+    def steps(self, restart: int) -> int:
+        """Steps that every rank finished in this incarnation."""
+        return min(
+            sum(1 for m in self._marks_of(rank) if (m.event, m.restart) == ("step", restart))
+            for rank in range(RANKS)
+        )
+
+    def wait_steps(self, restart: int, count: int) -> None:
+        self.wait(lambda: self.steps(restart) >= count, f"{count} steps after {restart} restarts")
+
+    def wait(self, condition: Callable[[], bool], what: str) -> None:
+        """Poll until the condition holds; Stuck when it takes more than PATIENCE_S."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not condition():
+            if time.monotonic() > deadline:
+                tail = self.output.read_text(errors="replace")[-2000:]
+                raise Stuck(f"{self.name}: no {what} within {PATIENCE_S:.0f} s\n{tail}")
+            time.sleep(POLL_S)
+
+    # --- what is done to it ---
+
+    def kill_rank(self, rank: int) -> int:
+        """SIGKILL; returns when, in nanoseconds of the monotonic clock."""
+        pid = self._marks_of(rank)[-1].pid
+        at_ns = time.monotonic_ns()
+        os.kill(pid, signal.SIGKILL)
+        return at_ns
+
+    def pause(self) -> None:
+        """Stop every process, parents first, so that nobody sees another one missing."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        for process in self.processes():
+            send_signal(process, number)
+
+
+class Torchrun(Job):
+    """torchrun at its best: TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, or most restarts fail."""
+
+    name = "torchrun"
+
+    def _start(self, output: IO[bytes]) -> None:
+        self._agent = subprocess.Popen(
+            self._command(),
+            env=self._environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+
+    def _command(self) -> list[str]:
+        return [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+            *("--nproc-per-node", str(RANKS), "--max-restarts", "100", *self._script),
+        ]
+
+    def _environment(self) -> dict[str, str]:
+        return environment() | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+
+    def processes(self) -> list[Process]:
+        agent = identify(self._agent.pid)
+        return [] if agent is None else [agent, *descendants([agent])]
+
+    def end(self) -> None:
+        self._agent.send_signal(signal.SIGSTOP)  # so that it starts no more ranks
+        processes = self.processes()
+        for process in processes:
+            send_signal(process, signal.SIGKILL)
+        self._agent.wait()
+        wait_gone(processes, 10.0)
+
+
+class Nvrx(Torchrun):
+    """NVIDIA's ft_launcher, from `package`; it keeps its timeouts and the same script."""
+
+    name = "nvrx"
+
+    def __init__(self, directory: Path, package: Path) -> None:
+        super().__init__(directory, save=True)
+        self._package = package
+
+    def _command(self) -> list[str]:
+        return [
+            *(sys.executable, "-m", "nvidia_resiliency_ext.fault_tolerance.launcher"),
+            *("--nnodes", "1", "--nproc-per-node", str(RANKS), "--max-restarts", "100"),
+            *("--rdzv_backend", "c10d", "--rdzv_endpoint", "127.0.0.1:0"),
+            *("--ignore-missing-fault-tol-cfg", *self._script),
+        ]
+
+    def _environment(self) -> dict[str, str]:
+        env = environment()
+        return env | {"PYTHONPATH": os.pathsep.join((env["PYTHONPATH"], str(self._package)))}
+
+
+class Everstep(Job):
+    """everstep with two stand-in machines of two ranks each."""
+
+    name = "everstep"
+    machines = 2
+
+    def _start(self, output: IO[bytes]) -> None:
+        self.job_directory = self.directory / "state" / "bench"
+        self._everstep(
+            output,
+            *("run", "--job", "bench", "--detach", "--local-machines", str(self.machines)),
+            *("--nproc-per-node", str(RANKS // self.machines), "--disk-every", "0", *self._script),
+        )
+
+    def processes(self) -> list[Process]:
+        pid_files = sorted(self.job_directory.rglob("keeper.pid"))
+        keepers = [keeper for path in pid_files if (keeper := read_pid_file(path)) is not None]
+        return [*keepers, *descendants(keepers)]
+
+    def end(self) -> None:
+        with (self.directory / "end").open("wb") as output:
+            self._everstep(output, "clean", "bench")
+
+    def _everstep(self, output: IO[bytes], command: str, *words: str) -> None:
+        state = ("--state-dir", str(self.directory / "state"))
+        subprocess.run(
+            [sys.executable, "-m", "everstep", command, *state, *words],
+            env=environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            check=True,
+        )
+
+
+def environment() -> dict[str, str]:
+    """The same for both: one thread per rank, the modules of the example on the path."""
+    return os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(
+            filter(None, (str(MODULES), os.environ.get("PYTHONPATH", "")))
+        ),
+    }
+
+
+def fresh(directory: Path) -> Path:
+    """An empty directory of this name."""
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
+    return directory

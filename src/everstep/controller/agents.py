@@ -70,22 +70,30 @@ class _Connection:
         self.websocket = websocket
         self.wake = asyncio.Event()
         self._frames: deque[AnyFrame] = deque()
+        self._closing = False
 
     def send(self, frame: AnyFrame) -> None:
         self._frames.append(frame)
         self.wake.set()
 
-    async def write(self, link: Link, until: float | None) -> None:
-        """Wait for frames or for `until` (loop time), then write what there is."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout_at(until):
-                await self.wake.wait()
-        self.wake.clear()
-        self._frames.extend(link.due(asyncio.get_running_loop().time()))
-        while self._frames:
-            await self.websocket.send_bytes(encode(self._frames.popleft()))
-        if acknowledgement := link.ack_due():
-            await self.websocket.send_bytes(encode(acknowledgement))
+    async def write_all(self, link: Link) -> None:
+        """Write what is sent, due or to be acknowledged, until the connection ends."""
+        loop = asyncio.get_running_loop()
+        while not self._closing:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(link.next_deadline()):
+                    await self.wake.wait()
+            self.wake.clear()
+            self._frames.extend(link.due(loop.time()))
+            if not self._frames and (acknowledgement := link.ack_due()):
+                self._frames.append(acknowledgement)
+            while self._frames and not self._closing:
+                await self.websocket.send_bytes(encode(self._frames.popleft()))
+
+    async def close(self, reason: str) -> None:
+        """Another connection took its place: nothing is written any more."""
+        self._closing = True
+        await _close(self.websocket, reason)
 
 
 class _Session:
@@ -170,13 +178,12 @@ class Agents:
         former = self._sessions.get(hello.machine)
         former_connection = former.connection if former is not None else None
         session, connection = self._session(hello), _Connection(websocket)
-        session.connection = connection
-        if former_connection is not None:
-            await _close(former_connection.websocket, "The agent has a newer connection.")
         try:
             self._greet(session, connection, hello)
+            if former_connection is not None:
+                await former_connection.close("The agent has a newer connection.")
             async with asyncio.TaskGroup() as tasks:
-                writer = tasks.create_task(self._write(session, connection))
+                writer = tasks.create_task(connection.write_all(session.link))
                 await self._read(session, connection)
                 writer.cancel()
         except* WebSocketDisconnect:
@@ -195,7 +202,7 @@ class Agents:
         return session
 
     def _greet(self, session: _Session, connection: _Connection, hello: Hello) -> None:
-        """Welcome, then what the agent has not acknowledged of this term."""
+        """Welcome, then what the agent has not acknowledged of this term, then new orders."""
         welcome = Welcome(
             protocol=PROTOCOL,
             version=__version__,
@@ -207,10 +214,7 @@ class Agents:
         now = asyncio.get_running_loop().time()
         for frame in (welcome, *session.link.resume(received, now)):
             connection.send(frame)
-
-    async def _write(self, session: _Session, connection: _Connection) -> None:
-        while True:
-            await connection.write(session.link, session.link.next_deadline())
+        session.connection = connection
 
     async def _read(self, session: _Session, connection: _Connection) -> None:
         while True:

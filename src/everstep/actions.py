@@ -17,6 +17,7 @@ from everstep.model import (
     Generation,
     MachineId,
     NodeRank,
+    Peer,
     Rank,
     Seconds,
     Step,
@@ -62,6 +63,9 @@ class StartRanks(Imperative, frozen=True, kw_only=True):
     """Step to restore, NO_STEP for none. Slots of newer steps are dropped before the fork."""
     restore_generation: Generation
     """Generation that computed `restore`."""
+    fetch: tuple[Peer, ...] = ()
+    """Where to fetch the shards of `restore` from that are not in this machine's memory; what can
+    be fetched from nobody is read from disk."""
     restarts: int
     """Restarts before this one, torchrun's TORCHELASTIC_RESTART_COUNT."""
 
@@ -73,6 +77,23 @@ class PersistStep(Imperative, frozen=True, kw_only=True):
     generation: Generation
     """The generation that computes this step: a copy of another one is not the copy meant."""
     step: Step
+
+
+class BackUpStep(Imperative, frozen=True, kw_only=True):
+    """Keep this step's slots, and send them to the peers. Answered by StepBackedUp or BackupFailed.
+
+    The step is the same for the whole job. `safe`, the step before it that all peers hold, stays
+    kept as well until this one is complete everywhere.
+    """
+
+    machine: MachineId
+    generation: Generation
+    """The generation that computes this step."""
+    step: Step
+    safe: Step
+    """NO_STEP if there is none yet."""
+    peers: tuple[Peer, ...]
+    """One for every rank of the machine."""
 
 
 class InjectFault(Imperative, frozen=True, kw_only=True):
@@ -90,7 +111,7 @@ class ReleaseMachine(Imperative, frozen=True, kw_only=True):
     machine: MachineId
 
 
-Order = StopRanks | StartRanks | PersistStep | InjectFault | ReleaseMachine
+Order = StopRanks | StartRanks | PersistStep | BackUpStep | InjectFault | ReleaseMachine
 
 
 # --- decisions the controller's own shell carries out --------------------------------------------

@@ -94,6 +94,10 @@ class MachineJoined(Fact, frozen=True, kw_only=True):
     """Newest generation the agent was ordered to know; 0 on a fresh machine."""
     ranks: tuple[RankStatus, ...] = ()
     copies: tuple[Copy, ...] = ()
+    backups: tuple[Copy, ...] = ()
+    """Complete shards of other machines' ranks that this machine keeps for them."""
+    shard_port: int = 0
+    """Where its agent takes and gives shards; 0: it does not."""
     node_rank: NodeRank | None = None
     """The position asked for on the command line (torchrun's --node-rank), if any."""
 
@@ -136,6 +140,8 @@ class RanksStopped(Fact, frozen=True, kw_only=True):
     """A port that the agent holds reserved on this machine, for rank 0's store."""
     copies: tuple[Copy, ...] = ()
     """The complete checkpoints in this machine's memory."""
+    backups: tuple[Copy, ...] = ()
+    """As in MachineJoined."""
     finished: Step = NO_STEP
     """Newest step that all ranks here had finished when they were stopped; NO_STEP if unknown."""
     finished_age_s: Seconds = 0.0
@@ -217,6 +223,26 @@ class PersistFailed(Fact, frozen=True, kw_only=True):
     reason: str
 
 
+class StepBackedUp(Fact, frozen=True, kw_only=True):
+    """The peers hold all of the machine's shards of this step. Answer to BackUpStep."""
+
+    machine: MachineId
+    action: str
+    step: Step
+    sent_bytes: int = 0
+    took_s: Seconds = 0.0
+    """From the first byte to the last acknowledgement."""
+
+
+class BackupFailed(Fact, frozen=True, kw_only=True):
+    """The machine could not bring its shards of this step to its peers; training goes on."""
+
+    machine: MachineId
+    action: str
+    step: Step
+    reason: str
+
+
 class StepPublished(Fact, frozen=True, kw_only=True):
     """The step's manifest is in place: any machine may restore it. Answer to PublishStep."""
 
@@ -261,6 +287,8 @@ ControllerEvent = (
     | StepProgress
     | StepPersisted
     | PersistFailed
+    | StepBackedUp
+    | BackupFailed
     | StepPublished
     | MachinesRequested
     | FaultInjected
@@ -303,6 +331,8 @@ Report = (
     | RankExited
     | StepPersisted
     | PersistFailed
+    | StepBackedUp
+    | BackupFailed
     | FaultInjected
     | MachineProgress
     | OutputLines

@@ -55,6 +55,13 @@ class CheckpointSpec(Value, frozen=True, kw_only=True):
     """Absolute path. On several hosts it must lie on a file system that all of them share."""
     disk_every: int = 100
     """Steps between two disk copies: what the loss of a machine may cost. 0 turns it off."""
+    backup: bool = True
+    """Keep every shard in the memory of a second machine too (jobs of one machine have none)."""
+    backup_every: int = 10
+    """Fewest steps between two backup steps; they bound what the loss of a machine costs. A backup
+    that takes longer than that makes the next one later, never the trainer."""
+    backup_bytes_per_s: float = 0.0
+    """Most bytes per second that one machine sends for backups; 0: as many as the network takes."""
     keep: int = 2
     """Published steps kept on disk. Two, so that a torn newest one leaves a whole older one."""
 
@@ -96,6 +103,18 @@ class PolicySpec(Value, frozen=True, kw_only=True):
     """An agent without controller and without progress stops its ranks after this (DESIGN 5)."""
 
 
+class LayoutSpec(Value, frozen=True, kw_only=True):
+    """Sizes of the parallel dimensions, as --layout or job.toml says; core/groups.py computes."""
+
+    tp: int = 1
+    cp: int = 1
+    dp: int = 1
+    pp: int = 1
+    ep: int = 1
+    order: tuple[str, ...] = ("tp", "cp", "dp", "pp")
+    """Dimensions from the one that varies fastest with the rank to the slowest (Megatron-LM's)."""
+
+
 class JobSpec(Value, frozen=True, kw_only=True):
     """What one job is: written once, when it is submitted, as the first record of its journal."""
 
@@ -122,6 +141,9 @@ class JobSpec(Value, frozen=True, kw_only=True):
     """Variables set for every rank on top of the environment that its machine has."""
     checkpoint: CheckpointSpec
     policy: PolicySpec = PolicySpec()
+    layout: LayoutSpec | None = None
+    """None: nothing is known of parallel groups; then only the loss of one machine is provided
+    for, not that of a group."""
 
     @property
     def world_size(self) -> int:
@@ -143,6 +165,16 @@ class Copy(Value, frozen=True, kw_only=True, array_like=True):
     rank: Rank
     step: Step
     generation: Generation
+
+
+class Peer(Value, frozen=True, kw_only=True, array_like=True):
+    """Where the shards of one rank are sent to, or fetched from: another machine's agent."""
+
+    rank: Rank
+    machine: MachineId
+    address: str
+    port: int
+    """Of the agent's shard server."""
 
 
 class Published(Value, frozen=True, kw_only=True, array_like=True):

@@ -7,8 +7,8 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everstep.core.restore import choose
-from everstep.model import NO_STEP, Copy, Generation, Published, Rank, Step
+from everstep.core.restore import Copies, choose
+from everstep.model import NO_STEP, Copy, Generation, MachineId, Published, Rank, Step
 
 
 def copy(rank: int, step: int, generation: int = 1) -> Copy:
@@ -20,51 +20,76 @@ def published(step: int, generation: int = 1) -> Published:
 
 
 RANKS = [Rank(0), Rank(1)]
+M2 = MachineId("m2")
 
 
 def test_the_newest_step_that_every_rank_holds() -> None:
-    copies = [copy(0, 7), copy(0, 8), copy(0, 9), copy(1, 6), copy(1, 7), copy(1, 8)]
-    choice = choose(RANKS, copies, [])
-    assert (choice.copy, choice.from_memory, choice.from_disk) == (published(8), 2, 0)
+    local = (copy(0, 7), copy(0, 8), copy(0, 9), copy(1, 6), copy(1, 7), copy(1, 8))
+    choice = choose(RANKS, Copies(local=local))
+    assert (choice.copy, choice.local, choice.fetch, choice.disk) == (published(8), 2, (), 0)
 
 
 def test_without_any_common_copy_training_starts_anew() -> None:
-    choice = choose(RANKS, [copy(0, 7), copy(1, 6)], [])
+    choice = choose(RANKS, Copies(local=(copy(0, 7), copy(1, 6))))
     assert choice.copy.step == NO_STEP
 
 
 def test_equal_steps_of_two_generations_do_not_belong_together() -> None:
-    copies = [copy(0, 8, 1), copy(1, 8, 2), copy(0, 5, 1), copy(1, 5, 1)]
-    assert choose(RANKS, copies, []).copy == published(5, 1)
+    local = (copy(0, 8, 1), copy(1, 8, 2), copy(0, 5, 1), copy(1, 5, 1))
+    assert choose(RANKS, Copies(local=local)).copy == published(5, 1)
 
 
 def test_a_published_step_serves_ranks_without_memory() -> None:
-    choice = choose(RANKS, [copy(0, 8), copy(0, 5)], [published(5)])
-    assert (choice.copy, choice.from_memory, choice.from_disk) == (published(5), 1, 1)
-    assert "1 of 2 ranks have it in memory, 1 read it from disk" in choice.why
+    choice = choose(RANKS, Copies(local=(copy(0, 8), copy(0, 5)), published=(published(5),)))
+    assert (choice.copy, choice.local, choice.disk) == (published(5), 1, 1)
+    assert choice.why.endswith("complete copy: 1 in memory, 1 on disk")
 
 
 def test_memory_that_is_newer_than_the_disk_wins() -> None:
-    copies = [copy(0, 9), copy(1, 9)]
-    assert choose(RANKS, copies, [published(5)]).copy == published(9)
+    copies = Copies(local=(copy(0, 9), copy(1, 9)), published=(published(5),))
+    assert choose(RANKS, copies).copy == published(9)
 
 
-@given(
-    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 5), st.integers(1, 2)), max_size=20),
-    st.lists(st.tuples(st.integers(0, 5), st.integers(1, 2)), max_size=2),
-)
+def test_a_peer_gives_what_the_lost_machine_had() -> None:
+    copies = Copies(local=(copy(0, 8), copy(0, 9)), backups=((M2, copy(1, 8)),))
+    choice = choose(RANKS, copies)
+    assert (choice.copy, choice.local, choice.fetch) == (published(8), 1, ((1, M2),))
+    assert choice.why.endswith("1 in memory, 1 in a peer's memory")
+
+
+def test_own_memory_comes_before_a_peer_and_a_peer_before_the_disk() -> None:
+    copies = Copies(
+        local=(copy(0, 8),),
+        backups=((M2, copy(0, 8)), (M2, copy(1, 8))),
+        published=(published(8),),
+    )
+    choice = choose([Rank(0), Rank(1), Rank(2)], copies)
+    assert (choice.local, choice.fetch, choice.disk) == (1, ((1, M2),), 1)
+
+
+Held = tuple[int, int, int]
+HELD = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 5), st.integers(1, 2)), max_size=15)
+
+
+@given(HELD, HELD, st.lists(st.tuples(st.integers(0, 5), st.integers(1, 2)), max_size=2))
 def test_the_choice_is_complete_and_nothing_newer_is(
-    held: list[tuple[int, int, int]], on_disk: list[tuple[int, int]]
+    held: list[Held], kept: list[Held], on_disk: list[tuple[int, int]]
 ) -> None:
     ranks = [Rank(0), Rank(1), Rank(2)]
-    copies = [copy(*entry) for entry in held]
-    disk = [published(*entry) for entry in on_disk]
+    copies = Copies(
+        local=tuple(copy(*entry) for entry in held),
+        backups=tuple((M2, copy(*entry)) for entry in kept),
+        published=tuple(published(*entry) for entry in on_disk),
+    )
+    anywhere = {*copies.local, *(backup for _, backup in copies.backups)}
 
     def complete(step: int, generation: int) -> bool:
-        key = published(step, generation)
-        return key in disk or all(copy(rank, step, generation) in copies for rank in ranks)
+        everywhere = all(copy(rank, step, generation) in anywhere for rank in ranks)
+        return published(step, generation) in copies.published or everywhere
 
-    choice = choose(ranks, copies, disk).copy
+    choice = choose(ranks, copies)
     candidates = [pair for pair in itertools.product(range(6), (1, 2)) if complete(*pair)]
-    best = max(candidates, default=(-1, 0))
-    assert (choice.step, choice.generation) == best
+    assert (choice.copy.step, choice.copy.generation) == max(candidates, default=(-1, 0))
+    if choice.copy.step > NO_STEP:
+        assert choice.local + len(choice.fetch) + choice.disk == len(ranks)
+        assert choice.disk == 0 or choice.copy in copies.published

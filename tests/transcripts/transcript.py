@@ -4,8 +4,9 @@ A line `> TIME FACT [MACHINE...] [key=value...]` tells the core one fact per nam
 lines below it are what the core decided, in order. Facts are event names, or one of these short
 forms, which answer the newest outstanding order of that kind:
 
-    stopped M.. [finished=S] [copies=S,S..]   RanksStopped; copies of every rank of its position
-    started M.. | persisted M.. | released M.. | published | requested
+    stopped M.. [finished=S] [copies=S,S..] [backups=R:S,R:S..]   RanksStopped; copies of every
+        rank of its position, backups of rank R's step S
+    started M.. | persisted M.. | backed_up M.. | released M.. | published | requested
     progress S [fastest=S] [step_s=T]          StepProgress of the current generation
 """
 
@@ -17,6 +18,7 @@ from typing import Any
 import msgspec
 
 from everstep.actions import (
+    BackUpStep,
     ControllerAction,
     PersistStep,
     PublishStep,
@@ -35,6 +37,7 @@ from everstep.events import (
     MachinesRequested,
     RanksStarted,
     RanksStopped,
+    StepBackedUp,
     StepPersisted,
     StepProgress,
     StepPublished,
@@ -162,6 +165,7 @@ def _join(run: Transcript, names: list[str], fields: dict[str, str]) -> Iterator
             machine=MachineId(name),
             agent=f"agent-{name}",
             address=f"addr-{name}",
+            shard_port=int(fields.get("shard_port", "0")),
             host="host",
             version="0",
             generation=generation,
@@ -176,6 +180,7 @@ def _stopped(
 ) -> Iterator[ControllerEvent]:
     steps = [int(text) for text in fields.get("copies", "").split(",") if text]
     state = run.core.state
+    kept = [word.split(":") for word in fields.get("backups", "").split(",") if word]
     computed = Generation(int(fields.get("computed", state.generation - 1)))
     for name in names:
         order = run.order(StopRanks, MachineId(name))
@@ -190,6 +195,10 @@ def _stopped(
                 Copy(rank=Rank(rank), step=Step(step), generation=computed)
                 for rank in ranks
                 for step in steps
+            ),
+            backups=tuple(
+                Copy(rank=Rank(int(rank)), step=Step(int(step)), generation=computed)
+                for rank, step in kept
             ),
             finished=Step(int(fields.get("finished", "-1"))),
         )
@@ -209,6 +218,14 @@ def _persisted(
     for name in names:
         order = run.order(PersistStep, MachineId(name))
         yield StepPersisted(machine=MachineId(name), action=order.id, step=order.step)
+
+
+def _backed_up(
+    run: Transcript, names: list[str], fields: dict[str, str]
+) -> Iterator[ControllerEvent]:
+    for name in names:
+        order = run.order(BackUpStep, MachineId(name))
+        yield StepBackedUp(machine=MachineId(name), action=order.id, step=order.step)
 
 
 def _released(
@@ -252,6 +269,7 @@ _SHORT: dict[str, Short] = {
     "stopped": _stopped,
     "started": _started,
     "persisted": _persisted,
+    "backed_up": _backed_up,
     "released": _released,
     "published": _published,
     "requested": _requested,

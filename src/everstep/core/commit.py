@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from everstep.actions import (
+    BackUpStep,
     BeginGeneration,
     CloseIncident,
     ControllerAction,
@@ -29,7 +30,7 @@ from everstep.actions import (
     WakeStandby,
 )
 from everstep.core.ettr import Owner
-from everstep.core.state import Incident, Persist, Phase, State
+from everstep.core.state import Backup, Incident, Persist, Phase, State
 from everstep.model import NO_STEP, Published, Seconds
 
 
@@ -81,7 +82,10 @@ def _begin_generation(state: State, action: BeginGeneration, now: Seconds) -> No
     state.awaiting.clear()
     state.running_since = state.first_exit_at = None
     state.finished_by_all = state.finished_by_one = NO_STEP
-    void = (StopRanks, StartRanks, PersistStep)
+    state.backup = None
+    state.backup_after = state.safe.step if state.safe is not None else NO_STEP
+    state.backup_not_before = now
+    void = (StopRanks, StartRanks, PersistStep, BackUpStep)
     for key in [k for k, a in state.outstanding.items() if isinstance(a, void)]:
         del state.outstanding[key]
     if state.persist is not None and not state.persist.publishing:
@@ -121,6 +125,9 @@ def _start_ranks(state: State, action: StartRanks, now: Seconds) -> None:
     chosen = Published(step=action.restore, generation=action.restore_generation)
     state.published = [p for p in state.published if p.step < action.restore or p == chosen]
     state.persist_after = max((p.step for p in state.published), default=NO_STEP)
+    if state.safe is not None and state.safe.step > action.restore:
+        state.safe = None
+        state.backup_after = NO_STEP
     if state.incident is not None:
         state.incident.restored = action.restore
 
@@ -153,6 +160,16 @@ def _persist_step(state: State, action: PersistStep, now: Seconds) -> None:
         )
         state.persist_after = action.step
     state.persist.awaiting[action.machine] = action.id
+
+
+def _back_up_step(state: State, action: BackUpStep, now: Seconds) -> None:
+    state.outstanding[action.id] = action
+    if state.backup is None:
+        state.backup = Backup(
+            step=action.step, generation=action.generation, awaiting={}, begun_at=now
+        )
+        state.backup_after = action.step
+    state.backup.awaiting[action.machine] = action.id
 
 
 def _publish_step(state: State, action: PublishStep, now: Seconds) -> None:
@@ -232,6 +249,7 @@ _COMMITTERS: dict[type[ControllerAction], Callable[[State, Any, Seconds], None]]
     StopRanks: _stop_ranks,
     StartRanks: _start_ranks,
     PersistStep: _persist_step,
+    BackUpStep: _back_up_step,
     PublishStep: _publish_step,
     InjectFault: _inject_fault,
     ReleaseMachine: _release_machine,

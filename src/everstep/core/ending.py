@@ -18,9 +18,9 @@ from everstep.actions import (
 )
 from everstep.core.deciding import Deciding
 from everstep.core.patience import ending_at, heard_until
-from everstep.core.restore import choose
-from everstep.core.state import Machine, State
-from everstep.model import Copy, Generation, Rank
+from everstep.core.restore import choose_from
+from everstep.core.state import Machine
+from everstep.model import Generation
 
 
 def end_of_job(d: Deciding) -> list[ControllerAction]:
@@ -102,9 +102,8 @@ def publish(d: Deciding) -> PublishStep:
 
 def _persist(d: Deciding) -> list[ControllerAction]:
     state = d.state
-    ranks = [Rank(r) for r in range(state.job.world_size)]
-    choice = choose(ranks, copies_of(state), state.published)
-    if choice.copy in state.published or choice.from_memory < len(ranks):
+    choice = choose_from(state)
+    if choice.copy in state.published or choice.local < state.job.world_size:
         return []
     if choice.copy.step <= state.persist_after:
         return []
@@ -118,17 +117,6 @@ def _persist(d: Deciding) -> list[ControllerAction]:
             step=choice.copy.step,
         )
         for machine in state.members()
-    ]
-
-
-def copies_of(state: State) -> list[Copy]:
-    """Copies in the memory of the machine that runs their rank."""
-    return [
-        copy
-        for machine in state.members()
-        if machine.node_rank is not None
-        for copy in machine.copies
-        if copy.rank in state.job.ranks_of(machine.node_rank)
     ]
 
 

@@ -11,26 +11,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from everstep.model import NodeRank, Rank, UserError, Value
+from everstep.model import LayoutSpec, NodeRank, Rank, UserError
 
-DIMENSIONS = ("tp", "cp", "dp", "pp")
-"""Default order, fastest first: Megatron-LM's tp-cp-dp-pp."""
+DIMENSIONS = LayoutSpec().order
 
 
 class LayoutInvalid(UserError):
     """The sizes do not describe the ranks of the job."""
 
 
-class Layout(Value, frozen=True, kw_only=True):
+class Layout(LayoutSpec, frozen=True, kw_only=True):
     """Sizes and order of the parallel dimensions, and how many ranks one machine has."""
 
-    tp: int = 1
-    cp: int = 1
-    dp: int = 1
-    pp: int = 1
-    ep: int = 1
-    order: tuple[str, ...] = DIMENSIONS
-    """Dimensions from the one that varies fastest with the rank to the slowest."""
     ranks_per_machine: int = 1
 
     def __post_init__(self) -> None:

@@ -11,8 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 from everstep.core.ettr import Owner
-from everstep.core.state import Failure, Machine, Phase, State
+from everstep.core.state import Backup, Failure, Machine, Phase, State
 from everstep.events import (
+    BackupFailed,
     ControllerEvent,
     ControllerStarted,
     FaultInjected,
@@ -29,6 +30,7 @@ from everstep.events import (
     RanksStopped,
     RanksSurvived,
     StartFailed,
+    StepBackedUp,
     StepPersisted,
     StepProgress,
     StepPublished,
@@ -36,6 +38,10 @@ from everstep.events import (
     TimerFired,
 )
 from everstep.model import MachineId, Published, Rank, Seconds
+
+BACKUP_RETRY_S: Seconds = 10.0
+"""After a backup that failed on some machine: what failed (a full memory, a cut link) rarely heals
+within a step."""
 
 
 def observe(state: State, event: ControllerEvent, now: Seconds) -> None:
@@ -102,7 +108,8 @@ def _machine_joined(state: State, event: MachineJoined, now: Seconds) -> None:
     machine.agent, machine.address, machine.host = event.agent, event.address, event.host
     machine.asked = event.node_rank
     machine.connected = True
-    machine.copies = event.copies
+    machine.copies, machine.backups = event.copies, event.backups
+    machine.shard_port = event.shard_port
     state.silent.pop(event.machine, None)
     if state.gather_from is None and len(state.standbys()) >= state.job.nnodes:
         state.gather_from = now
@@ -184,7 +191,7 @@ def _ranks_stopped(state: State, event: RanksStopped, now: Seconds) -> None:
     if machine is not None:
         machine.stopped_for = event.generation
         machine.store_port = event.store_port
-        machine.copies = event.copies
+        machine.copies, machine.backups = event.copies, event.backups
         machine.finished = event.finished
         machine.finished_at = now - max(0.0, event.finished_age_s)
 
@@ -317,6 +324,40 @@ def _persist_failed(state: State, event: PersistFailed, now: Seconds) -> None:
         _drop_failed(state)
 
 
+def _step_backed_up(state: State, event: StepBackedUp, now: Seconds) -> None:
+    backup = _backup_answered(state, event.machine, event.action)
+    if backup is not None:
+        _end_backup(state, backup, now)
+
+
+def _backup_failed(state: State, event: BackupFailed, now: Seconds) -> None:
+    backup = _backup_answered(state, event.machine, event.action)
+    if backup is not None:
+        backup.failed = backup.failed or f"{event.machine}: {event.reason}"
+        _end_backup(state, backup, now)
+
+
+def _backup_answered(state: State, name: MachineId, action: str) -> Backup | None:
+    state.outstanding.pop(action, None)
+    backup = state.backup
+    if backup is None or backup.awaiting.get(name) != action:
+        return None
+    del backup.awaiting[name]
+    return backup
+
+
+def _end_backup(state: State, backup: Backup, now: Seconds) -> None:
+    """Complete on every machine: it is the machine-safe step. Failed on one: it is none."""
+    if backup.awaiting:
+        return
+    state.backup = None
+    state.backup_failed = bool(backup.failed)
+    if not backup.failed:
+        state.safe = Published(step=backup.step, generation=backup.generation)
+    else:
+        state.backup_not_before = now + BACKUP_RETRY_S
+
+
 def _step_published(state: State, event: StepPublished, now: Seconds) -> None:
     """A step of an abandoned history (newer than what was restored since) is not kept."""
     del now
@@ -356,6 +397,8 @@ _OBSERVERS: dict[type[ControllerEvent], Observer] = {
     StepProgress: _step_progress,
     StepPersisted: _step_persisted,
     PersistFailed: _persist_failed,
+    StepBackedUp: _step_backed_up,
+    BackupFailed: _backup_failed,
     StepPublished: _step_published,
     MachinesRequested: _machines_requested,
     FaultInjected: _nothing,

@@ -140,5 +140,6 @@ def deadlines(state: State) -> Iterator[Seconds]:
     yield settled_at(state)
     if state.phase is Phase.STOPPING:
         yield publish_hold_until(state)
+    yield state.backup_not_before
     for moment in (gathered_at(state), early_exit_at(state), proven_at(state)):
         yield NEVER if moment is None else moment

@@ -1,60 +1,124 @@
 """Which step a new generation restores: the newest of which every rank has a complete copy.
 
-Pure arithmetic over what agents reported; called by core/rules.py. A copy is named by its step and
-by the generation that computed it: shards belong together only if both agree, because a step that
-was computed twice need not have the same bits. A published step serves every rank, anywhere.
+Pure arithmetic over what agents reported; called by core/rules.py and core/ending.py. A copy is
+named by its step and by the generation that computed it: shards belong together only if both agree,
+because a step that was computed twice need not have the same bits. A rank loads from its machine's
+memory, else from the memory of a machine that keeps its backup, else from disk; a published step
+serves every rank, anywhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-from everstep.model import NO_GENERATION, NO_STEP, Copy, Published, Rank, Value
+from everstep.core.state import Machine, State
+from everstep.model import (
+    NO_GENERATION,
+    NO_STEP,
+    Copy,
+    MachineId,
+    Published,
+    Rank,
+    Value,
+)
+
+SCRATCH = Published(step=NO_STEP, generation=NO_GENERATION)
+
+
+class Copies(Value, frozen=True, kw_only=True):
+    """Everything that could be restored."""
+
+    local: tuple[Copy, ...] = ()
+    """In the memory of the machine that will run their rank."""
+    backups: tuple[tuple[MachineId, Copy], ...] = ()
+    """In the memory of another machine, which is not evicted."""
+    published: tuple[Published, ...] = ()
 
 
 class Choice(Value, frozen=True, kw_only=True):
     """The step to restore and where its shards lie."""
 
     copy: Published
-    """(NO_STEP, NO_GENERATION) for a start from scratch."""
-    from_memory: int
-    from_disk: int
+    """SCRATCH for a start from scratch."""
+    local: int
+    """Ranks that have it in their machine's memory."""
+    fetch: tuple[tuple[Rank, MachineId], ...]
+    """Ranks whose shard comes from another machine's memory, and from which."""
+    disk: int
+    """Ranks that read it from disk."""
     why: str
 
 
-def choose(ranks: Iterable[Rank], copies: Sequence[Copy], published: Sequence[Published]) -> Choice:
-    """Newest step that all `ranks` can restore, from memory where they can, else from disk.
-
-    `copies` are those in the memory of the machine that will run their rank.
-    """
-    wanted = list(ranks)
-    holders: dict[Published, set[Rank]] = {
-        entry: set() for entry in published
-    }  # only looked up, never iterated: its order decides nothing
-    for copy in copies:
-        key = Published(step=copy.step, generation=copy.generation)
-        holders.setdefault(key, set()).add(copy.rank)
-    on_disk = set(published)
-    complete = [key for key, held in holders.items() if key in on_disk or held >= set(wanted)]
+def choose(ranks: Sequence[Rank], copies: Copies) -> Choice:
+    """Newest step that all `ranks` can restore, each from the nearest place."""
+    held: dict[Published, set[Rank]] = {entry: set() for entry in copies.published}
+    kept: dict[Published, dict[Rank, MachineId]] = {}
+    # Sets are only asked, never iterated: their order decides nothing.
+    for copy in copies.local:
+        held.setdefault(_key(copy), set()).add(copy.rank)
+    for machine, copy in copies.backups:
+        held.setdefault(_key(copy), set())
+        kept.setdefault(_key(copy), {}).setdefault(copy.rank, machine)
+    on_disk = set(copies.published)
+    wanted = set(ranks)
+    complete = [
+        key
+        for key, local in held.items()
+        if key in on_disk or wanted <= local | kept.get(key, {}).keys()
+    ]
     if not complete:
-        return Choice(
-            copy=Published(step=NO_STEP, generation=NO_GENERATION),
-            from_memory=0,
-            from_disk=0,
-            why="no step has a complete copy on every rank: training starts at step 0",
-        )
+        why = "no step has a complete copy of every rank: training starts at step 0"
+        return Choice(copy=SCRATCH, local=0, fetch=(), disk=0, why=why)
     best = max(complete, key=lambda key: (key.step, key.generation))
-    in_memory = sum(rank in holders[best] for rank in wanted)
-    return Choice(
-        copy=best,
-        from_memory=in_memory,
-        from_disk=len(wanted) - in_memory,
-        why=_why(best, in_memory, len(wanted)),
+    peers = kept.get(best, {})
+    local = sum(rank in held[best] for rank in ranks)
+    fetch = tuple((rank, peers[rank]) for rank in ranks if rank not in held[best] and rank in peers)
+    disk = len(ranks) - local - len(fetch)
+    why = _why(best, local, len(fetch), disk)
+    return Choice(copy=best, local=local, fetch=fetch, disk=disk, why=why)
+
+
+def _key(copy: Copy) -> Published:
+    return Published(step=copy.step, generation=copy.generation)
+
+
+def _why(best: Published, local: int, fetched: int, disk: int) -> str:
+    places = [f"{local} in memory"]
+    if fetched:
+        places.append(f"{fetched} in a peer's memory")
+    if disk:
+        places.append(f"{disk} on disk")
+    return (
+        f"step {best.step} is the newest step of which every rank has a complete copy:"
+        f" {', '.join(places)}"
     )
 
 
-def _why(best: Published, in_memory: int, ranks: int) -> str:
-    where = f"{in_memory} of {ranks} ranks have it in memory"
-    if in_memory < ranks:
-        where += f", {ranks - in_memory} read it from disk"
-    return f"step {best.step} is the newest step with a complete copy on every rank ({where})"
+def choose_from(state: State) -> Choice:
+    """The choice for the machines as they are: copies of members, backups of all that are well."""
+    return choose([Rank(rank) for rank in range(state.job.world_size)], copies_of(state))
+
+
+def copies_of(state: State) -> Copies:
+    """What members hold for their own ranks, and what any machine that is well keeps for others."""
+    return Copies(
+        local=tuple(
+            copy
+            for machine in state.members()
+            if machine.node_rank is not None
+            for copy in machine.copies
+            if copy.rank in state.job.ranks_of(machine.node_rank)
+        ),
+        backups=tuple(
+            (machine.machine, copy)
+            for machine in state.machines.values()
+            if _gives(machine)
+            for copy in machine.backups
+        ),
+        published=tuple(state.published),
+    )
+
+
+def _gives(machine: Machine) -> bool:
+    well = machine.connected and not machine.evicted and not machine.lost
+    return well and machine.shard_port > 0

@@ -73,6 +73,8 @@ class Machine(msgspec.Struct, kw_only=True):
     started_for: Generation = NO_GENERATION
     store_port: int = 0
     copies: tuple[Copy, ...] = ()
+    backups: tuple[Copy, ...] = ()
+    shard_port: int = 0
     finished: Step = NO_STEP
     """Newest step that all its ranks had finished when they were last stopped."""
     finished_at: Seconds = 0.0
@@ -131,6 +133,17 @@ class Persist(msgspec.Struct, kw_only=True):
     """True for the copy that is made when the job ends."""
 
 
+class Backup(msgspec.Struct, kw_only=True):
+    """The one backup step that is on its way to the peers."""
+
+    step: Step
+    generation: Generation
+    awaiting: dict[MachineId, str]
+    """Machine -> id of its BackUpStep."""
+    begun_at: Seconds
+    failed: str = ""
+
+
 class State(msgspec.Struct, kw_only=True):
     """All of it."""
 
@@ -185,6 +198,16 @@ class State(msgspec.Struct, kw_only=True):
     persist: Persist | None = None
     persist_after: Step = NO_STEP
     """The next disk copy is of a newer step than this."""
+
+    backup: Backup | None = None
+    safe: Published | None = None
+    """The machine-safe step: every rank's shard of it lies in the memory of two machines."""
+    backup_failed: bool = False
+    """The newest finished backup failed: the disk tier does not wait for machine-safe steps."""
+    backup_after: Step = NO_STEP
+    """The next backup step is a newer one than this."""
+    backup_not_before: Seconds = 0.0
+    """After a failed backup, when to try again."""
 
     incidents: list[Incident] = []
     faults: list[FaultRequested] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TypeVar
 
 from everstep.actions import (
+    BackUpStep,
     InjectFault,
     PersistStep,
     ReleaseMachine,
@@ -14,6 +15,7 @@ from everstep.actions import (
 from everstep.core.agent import ANSWERS_KEPT, AgentCore
 from everstep.core.agent_io import (
     AgentAction,
+    BackUpShards,
     ControllerConnected,
     ControllerDisconnected,
     DoFault,
@@ -31,6 +33,7 @@ from everstep.core.agent_io import (
     SlotsRead,
 )
 from everstep.events import (
+    BackupFailed,
     MachineProgress,
     RankExited,
     RanksStarted,
@@ -276,6 +279,19 @@ def test_other_orders_are_handed_on_and_answered_in_the_shells_words() -> None:
     done = StepPersisted(machine=M0, action="p", step=Step(10))
     assert only(agent.tell(done), StepPersisted) == done
     assert agent.tell(done) == []
+    backup = BackUpStep(
+        id="b",
+        cause="1",
+        why="t",
+        machine=M0,
+        generation=Generation(1),
+        step=Step(10),
+        safe=Step(-1),
+        peers=(),
+    )
+    assert only(agent.order(backup), BackUpShards).order == backup
+    failed = BackupFailed(machine=M0, action="b", step=Step(10), reason="full")
+    assert only(agent.tell(failed), BackupFailed) == failed
     fault = InjectFault(id="f", cause="1", why="t", fault=Fault.KILL_AGENT, machine=M0)
     assert only(agent.order(fault), DoFault).order == fault
     leave = ReleaseMachine(id="r", cause="1", why="t", machine=M0)

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from everstep.actions import (
+    BackUpStep,
     InjectFault,
     Order,
     PersistStep,
@@ -28,6 +29,7 @@ from everstep.actions import (
 from everstep.core.agent_io import (
     AgentAction,
     AgentEvent,
+    BackUpShards,
     ControllerConnected,
     ControllerDisconnected,
     DoFault,
@@ -45,6 +47,7 @@ from everstep.core.agent_io import (
     SlotsRead,
 )
 from everstep.events import (
+    BackupFailed,
     FaultInjected,
     MachineProgress,
     PersistFailed,
@@ -54,6 +57,7 @@ from everstep.events import (
     RanksSurvived,
     Report,
     StartFailed,
+    StepBackedUp,
     StepPersisted,
     TimerFired,
 )
@@ -180,6 +184,11 @@ class AgentCore:
         self._working[order.id] = order
         self._out.append(PersistShards(id=order.id, cause=order.cause, why=order.why, order=order))
 
+    def back_up_step(self, order: BackUpStep, now: Seconds) -> None:
+        del now
+        self._working[order.id] = order
+        self._out.append(BackUpShards(id=order.id, cause=order.cause, why=order.why, order=order))
+
     def inject_fault(self, order: InjectFault, now: Seconds) -> None:
         del now
         self._working[order.id] = order
@@ -236,6 +245,7 @@ class AgentCore:
                 generation=event.generation,
                 store_port=event.store_port,
                 copies=event.copies,
+                backups=event.backups,
                 finished=event.finished,
                 finished_age_s=event.finished_age_s,
             ),
@@ -273,7 +283,11 @@ class AgentCore:
         if event.generation == self.generation and self._stopping is None:
             self._say(event, str(event.generation))
 
-    def answered(self, event: StepPersisted | PersistFailed | FaultInjected, now: Seconds) -> None:
+    def answered(
+        self,
+        event: StepPersisted | PersistFailed | StepBackedUp | BackupFailed | FaultInjected,
+        now: Seconds,
+    ) -> None:
         """The shell's own words are the answer."""
         del now
         order = self._working.get(event.action)
@@ -361,6 +375,7 @@ _ORDERS: dict[type[Order], Callable[[AgentCore, Any, Seconds], None]] = {
     StopRanks: AgentCore.stop_ranks,
     StartRanks: AgentCore.start_ranks,
     PersistStep: AgentCore.persist_step,
+    BackUpStep: AgentCore.back_up_step,
     InjectFault: AgentCore.inject_fault,
     ReleaseMachine: AgentCore.release_machine,
 }
@@ -378,6 +393,8 @@ _HANDLERS: dict[type[AgentEvent], Callable[[AgentCore, Any, Seconds], None]] = {
     SlotsRead: AgentCore.slots_read,
     StepPersisted: AgentCore.answered,
     PersistFailed: AgentCore.answered,
+    StepBackedUp: AgentCore.answered,
+    BackupFailed: AgentCore.answered,
     FaultInjected: AgentCore.answered,
     TimerFired: AgentCore.timer_fired,
 }

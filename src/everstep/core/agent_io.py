@@ -6,13 +6,15 @@ Nothing here crosses a machine's border; what does is Report (events.py) and Ord
 
 from __future__ import annotations
 
-from everstep.actions import Imperative, InjectFault, Order, PersistStep, StartRanks
+from everstep.actions import BackUpStep, Imperative, InjectFault, Order, PersistStep, StartRanks
 from everstep.events import (
+    BackupFailed,
     Fact,
     FaultInjected,
     PersistFailed,
     RankExited,
     Report,
+    StepBackedUp,
     StepPersisted,
     TimerFired,
 )
@@ -68,6 +70,7 @@ class RanksGone(Fact, frozen=True, kw_only=True):
     generation: Generation
     store_port: int
     copies: tuple[Copy, ...] = ()
+    backups: tuple[Copy, ...] = ()
     finished: Step = NO_STEP
     finished_age_s: Seconds = 0.0
 
@@ -103,6 +106,8 @@ AgentEvent = (
     | SlotsRead
     | StepPersisted
     | PersistFailed
+    | StepBackedUp
+    | BackupFailed
     | FaultInjected
     | TimerFired
 )
@@ -112,7 +117,7 @@ AgentEvent = (
 
 
 class ForkRanks(Imperative, frozen=True, kw_only=True):
-    """Drop slots newer than the order's step, then have the launcher fork. `id` is the order's."""
+    """Fetch what the order says, drop newer slots, then have the launcher fork."""
 
     order: StartRanks
 
@@ -131,6 +136,12 @@ class PersistShards(Imperative, frozen=True, kw_only=True):
     order: PersistStep
 
 
+class BackUpShards(Imperative, frozen=True, kw_only=True):
+    """Keep the order's steps, send the new one: StepBackedUp or BackupFailed."""
+
+    order: BackUpStep
+
+
 class DoFault(Imperative, frozen=True, kw_only=True):
     """Kill what the order names."""
 
@@ -147,4 +158,6 @@ class SendReport(Imperative, frozen=True, kw_only=True):
     report: Report
 
 
-AgentAction = ForkRanks | KillRanks | PersistShards | DoFault | LeaveMachine | SendReport
+AgentAction = (
+    ForkRanks | KillRanks | PersistShards | BackUpShards | DoFault | LeaveMachine | SendReport
+)

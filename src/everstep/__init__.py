@@ -6,4 +6,7 @@ checkpoint is made. Everything else of everstep is reached by the `everstep` com
 
 from __future__ import annotations
 
+from everstep.trainer.attach import attach
+
+__all__ = ["__version__", "attach"]
 __version__ = "0.1.0"

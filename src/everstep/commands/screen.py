@@ -59,17 +59,16 @@ class Screen:
         if self._live is not None:
             self._live.stop()
 
-    def rank_line(self, rank: int, text: str) -> None:
-        line = f"[rank{rank}]: {text}"
+    def rank_lines(self, lines: list[str]) -> None:
+        """Lines that ranks wrote, all at once: a talkative job writes thousands a second."""
+        if not lines:
+            return
         if self._live is not None and self._out.isatty():
-            # Through the console, which keeps the progress line below it.
-            self._console.print(Text(line), soft_wrap=True)
+            # Through the console, which keeps the progress line below them.
+            self._console.print(Text("\n".join(lines)), soft_wrap=True)
         else:
-            self._out.write(line + "\n")
-
-    def flush(self) -> None:
-        """Show the rank lines now."""
-        self._out.flush()
+            self._out.write("\n".join(lines) + "\n")
+            self._out.flush()
 
     def say(self, sentence: str) -> None:
         """One sentence of everstep's own."""

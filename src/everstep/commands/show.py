@@ -63,6 +63,8 @@ def _ask(
     job: JobPaths, live: Callable[[Client], _Answer], replayed: Callable[[JobPaths], _Answer]
 ) -> tuple[_Answer, bool]:
     """The answer, and whether a live controller gave it."""
+    if jobs.result_of(job) is not None:
+        return replayed(job), False  # its former port may be another job's by now
     try:
         with Client(job) as client:
             return live(client), True

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from everstep.cluster.cleanup import clean_job
 from everstep.commands import jobs, offline, tables
-from everstep.commands.client import Away, Client, Declined
+from everstep.commands.client import Away, Client, Declined, TokenRefused
 from everstep.commands.plan import Shown
 from everstep.commands.screen import Screen
 from everstep.controller.views import IncidentsView, StatusView
@@ -90,6 +90,10 @@ class Viewer:
             self._ask_to_stop()
             self._show_output(0.0 if ended else WAIT_S)
             self._show_status()
+        except TokenRefused:
+            if not ended:  # else it is another job that got the port of this one
+                raise
+            return True
         except Away as away:
             return ended or self._over_elsewhere() or self._wait_return(away)
         self._away_since = None
@@ -100,10 +104,14 @@ class Viewer:
     def _show_output(self, wait_s: float) -> None:
         page = self._watched.client.output(self._after, wait_s)
         self._after = page.next
-        for line in page.lines:
-            if self._watched.shown.shows(line.rank % self._watched.nproc_per_node):
-                self._screen.rank_line(line.rank, line.text)
-        self._screen.flush()
+        shown, nproc = self._watched.shown, self._watched.nproc_per_node
+        self._screen.rank_lines(
+            [
+                f"[rank{line.rank}]: {line.text}"
+                for line in page.lines
+                if shown.shows(line.rank % nproc)
+            ]
+        )
 
     def _show_status(self) -> None:
         if time.monotonic() < self._status_at + STATUS_EVERY_S:

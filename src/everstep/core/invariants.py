@@ -23,6 +23,7 @@ from everstep.actions import (
     InjectFault,
     OpenIncident,
     Order,
+    Outcome,
     PersistStep,
     ReleaseMachine,
     StartRanks,
@@ -35,6 +36,8 @@ from everstep.events import (
     ControllerEvent,
     ControllerStarted,
     JobSubmitted,
+    MachineJoined,
+    RankExited,
     RanksStopped,
     StepPublished,
 )
@@ -43,6 +46,7 @@ from everstep.model import (
     NO_STEP,
     Copy,
     EverstepError,
+    ExitStatus,
     Generation,
     JobSpec,
     MachineId,
@@ -86,6 +90,8 @@ class Watch:
         """Of the current generation."""
         self.started: dict[NodeRank, StartRanks] = {}
         """Of the current generation."""
+        self._ended_well: dict[Rank, None] = {}
+        """Ranks of the current generation of which their own machine said so."""
         self._published: dict[Published, None] = {}
         self._actions: dict[str, ControllerAction] = {}
 
@@ -112,9 +118,27 @@ class Watch:
             self.term = event.term
         elif isinstance(event, RanksStopped) and self._is_answer(event):
             self.stopped[event.machine] = event
+        elif isinstance(event, RankExited):
+            self._take_exit(event.machine, event.rank, event.generation, event.exit)
+        elif isinstance(event, MachineJoined):
+            for status in event.ranks:
+                self._take_exit(event.machine, status.rank, status.generation, status.exit)
         elif isinstance(event, StepPublished) and not event.reason:
             entry = Published(step=event.step, generation=event.generation)
             self._published[entry] = None
+
+    def _take_exit(
+        self, machine: MachineId, rank: Rank, generation: Generation, status: ExitStatus | None
+    ) -> None:
+        if status is None or not status.ok or generation != self.generation:
+            return
+        for node_rank, order in self.started.items():
+            if order.machine == machine and rank in self._ranks_of(node_rank):
+                self._ended_well[rank] = None
+
+    def _ranks_of(self, node_rank: NodeRank) -> range:
+        assert self.spec is not None
+        return self.spec.ranks_of(node_rank)
 
     def _is_answer(self, event: RanksStopped) -> bool:
         order = self._actions.get(event.action)
@@ -146,6 +170,7 @@ class Watch:
         self.generation = action.generation
         self.stopped.clear()
         self.started.clear()
+        self._ended_well.clear()
 
     def stop_ranks(self, action: StopRanks) -> None:
         must(
@@ -191,13 +216,12 @@ class Watch:
 
     def _check_restore(self, action: StartRanks) -> None:
         """Every rank has the step, computed by the same generation, in memory or on disk."""
-        assert self.spec is not None
         wanted = Published(step=action.restore, generation=action.restore_generation)
         if wanted in self._published or action.restore == NO_STEP:
             return
         for node_rank, machine in self.positions.items():
             held = self.stopped[machine].copies
-            for rank in self.spec.ranks_of(node_rank):
+            for rank in self._ranks_of(node_rank):
                 copy = Copy(rank=Rank(rank), step=wanted.step, generation=wanted.generation)
                 must(
                     copy in held,
@@ -224,6 +248,10 @@ class Watch:
 
     def finish_job(self, action: FinishJob) -> None:
         must(self.finish is None, f"the job was finished twice, by {action.id} again")
+        if action.outcome is Outcome.FINISHED:
+            assert self.spec is not None
+            for rank in range(self.spec.world_size):
+                must(rank in self._ended_well, f"the job finished without an exit 0 of rank {rank}")
         self.finish = action
 
     def end_controller(self, action: EndController) -> None:

@@ -10,6 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from everstep.actions import (
+    ControllerAction,
+    InjectFault,
+    PersistStep,
+    PublishStep,
+    ReleaseMachine,
+    RequestMachines,
+    StartRanks,
+    StopRanks,
+)
 from everstep.core.ettr import Owner
 from everstep.core.state import Backup, Failure, Machine, Phase, State
 from everstep.events import (
@@ -48,8 +58,18 @@ def observe(state: State, event: ControllerEvent, now: Seconds) -> None:
     """Take note of one fact. `state.seq` is already the event's journal number."""
     if isinstance(event, JobSubmitted):
         _job_submitted(state, event, now)
-    elif state.spec is not None:
+    elif state.spec is not None and _answers_its_order(state, event):
         _OBSERVERS[type(event)](state, event, now)
+
+
+def _answers_its_order(state: State, event: ControllerEvent) -> bool:
+    """False for an answer of the wrong kind or from the wrong machine: its order stays open."""
+    order = state.outstanding.get(getattr(event, "action", ""))
+    if order is None:
+        return True
+    answerer = getattr(event, "machine", None)
+    right = answerer is None or answerer == getattr(order, "machine", None)
+    return right and isinstance(order, _ORDER_OF[type(event)])
 
 
 def _job_submitted(state: State, event: JobSubmitted, now: Seconds) -> None:
@@ -224,7 +244,7 @@ def _rank_exited(state: State, event: RankExited, now: Seconds) -> None:
     current = event.generation == state.generation
     if not current or state.phase not in (Phase.STARTING, Phase.RUNNING):
         return
-    if event.rank in state.exits:
+    if event.rank in state.exits or not _owns(state, event.machine, event.rank):
         return
     state.exits[event.rank] = event.exit
     if event.exit.ok:
@@ -244,6 +264,13 @@ def _rank_exited(state: State, event: RankExited, now: Seconds) -> None:
         last_lines=event.last_lines,
     )
     _fail(state, failure)
+
+
+def _owns(state: State, name: MachineId, rank: Rank) -> bool:
+    machine = state.machines.get(name)
+    if machine is None or machine.node_rank is None:
+        return False
+    return rank in state.job.ranks_of(machine.node_rank)
 
 
 def _first_line(text: str) -> str:
@@ -288,7 +315,9 @@ def _account_progress(state: State) -> None:
     step_s = state.step_s or 0.0
     account, lost = state.account, state.furthest > state.restored
     if account.current not in (Owner.TRAINING, Owner.RECOMPUTING):
-        first_at = state.progress_at - (state.finished_by_all - state.restored - 1) * step_s
+        # A script that ignores the restored step may well begin before it.
+        since_first = max(0, state.finished_by_all - state.restored - 1) * step_s
+        first_at = state.progress_at - since_first
         incident = state.incident.incident if state.incident and lost else ""
         account.switch(Owner.RECOMPUTING if lost else Owner.TRAINING, first_at, incident)
     if account.current is Owner.RECOMPUTING and state.finished_by_all >= state.furthest:
@@ -377,6 +406,20 @@ def _machines_requested(state: State, event: MachinesRequested, now: Seconds) ->
     """A refusal leaves `requested` as it is: the machines are still wanted, from anybody."""
     _nothing(state, event, now)
 
+
+_ORDER_OF: dict[type[ControllerEvent], type[ControllerAction]] = {
+    RanksStopped: StopRanks,
+    RanksSurvived: StopRanks,
+    RanksStarted: StartRanks,
+    StartFailed: StartRanks,
+    StepPersisted: PersistStep,
+    PersistFailed: PersistStep,
+    StepPublished: PublishStep,
+    MachinesRequested: RequestMachines,
+    FaultInjected: InjectFault,
+    MachineReleased: ReleaseMachine,
+}
+"""What each answer answers."""
 
 Observer = Callable[[State, Any, Seconds], None]
 

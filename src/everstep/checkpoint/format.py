@@ -1,0 +1,261 @@
+"""The format of a shard: one rank's state of one step, the same bytes in memory and on disk.
+
+    page 0 (4096 bytes)      magic word, header with its checksum, seal (checksum of payload)
+    payload                  index length, index (tensor table and pickled skeletons), tensor bytes
+
+The magic word is stored last and as one machine word, so a shard is whole or it is nothing: that is
+the commit. The seal follows the commit when the payload's checksum is known; a shard without a seal
+is whole all the same. slots.py writes shards to memory, disk.py to files, capture.py makes payloads
+and load.py reads them. This module needs no torch: agents check shards of states that they could
+not load, and never unpickle anything.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+import zlib
+
+import msgspec
+
+from everstep.model import EverstepError, Generation, Rank, Step, Value
+
+PAGE = 4096
+ALIGN = 64
+"""Tensors start at multiples of this: a cache line, and enough for every element type."""
+CHUNK_BYTES = 16 << 20
+"""Piece in which payloads are hashed and written, so that a new save interrupts within 10 ms."""
+MAGIC = int.from_bytes(b"EVSHARD1", "little")
+VOID = 0
+
+_MAGIC_AT = 0
+_CHECK_AT = 8
+_HEADER_AT = 16
+_SEAL_AT = 128
+_HEADER = struct.Struct("<qqiiQQ")
+_CHECK = struct.Struct("<I")
+_LENGTH = struct.Struct("<Q")
+_SEALED = 1 << 32
+
+
+class ShardBad(EverstepError):
+    """A shard is not what it should be: torn, truncated, flipped, or another job's or step's."""
+
+
+class Header(Value, frozen=True, kw_only=True, array_like=True):
+    """What a shard says about itself."""
+
+    step: Step
+    generation: Generation
+    """The one that computed the step."""
+    rank: Rank
+    world_size: int
+    sequence: int
+    """Grows with every save of this rank: two reads that saw the same number saw the same shard."""
+    payload_bytes: int
+
+
+class TensorEntry(Value, frozen=True, kw_only=True, array_like=True):
+    """Where one tensor's elements are, and how they are laid out."""
+
+    dtype: str
+    """torch's name without "torch."."""
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    """In elements. Dense: exactly numel elements are stored, in the order of the strides."""
+    offset: int
+    """Bytes from ShardIndex.tensors_at."""
+    nbytes: int
+    device: str
+    """Device type the tensor was on: "cpu" or "cuda"."""
+
+
+class StateEntry(Value, frozen=True, kw_only=True, array_like=True):
+    """One entry of the dictionary given to Run.checkpoint(), without its tensors."""
+
+    name: str
+    skeleton: bytes
+    """Pickle in which each tensor is a call of tensor_at(its number in the table)."""
+
+
+class ShardIndex(Value, frozen=True, kw_only=True, array_like=True):
+    """The table of contents at the start of a payload."""
+
+    entries: tuple[StateEntry, ...]
+    tensors: tuple[TensorEntry, ...]
+
+
+def tensor_at(number: int) -> object:
+    """Stands for a tensor in a skeleton. load.py replaces it; nobody may call it."""
+    raise ShardBad(f"tensor {number} of a shard can only be loaded together with its shard")
+
+
+# --- the header page -----------------------------------------------------------------------------
+
+
+def store_word(page: memoryview, at: int, value: int) -> None:
+    """Store 8 bytes as one machine word: a kill leaves the old value or the new one."""
+    page[at : at + 8].cast("Q")[0] = value
+
+
+def load_word(page: memoryview, at: int) -> int:
+    return int(page[at : at + 8].cast("Q")[0])
+
+
+def erase(page: memoryview) -> None:
+    """From here on there is no shard: what begins an overwrite, and what drops a copy."""
+    store_word(page, _MAGIC_AT, VOID)
+
+
+def commit(page: memoryview, header: Header) -> None:
+    """From here on there is a shard. The payload must be complete; the page must be erased."""
+    body = _HEADER.pack(
+        header.step,
+        header.generation,
+        header.rank,
+        header.world_size,
+        header.sequence,
+        header.payload_bytes,
+    )
+    store_word(page, _SEAL_AT, 0)
+    page[_HEADER_AT : _HEADER_AT + len(body)] = body
+    page[_CHECK_AT : _CHECK_AT + _CHECK.size] = _CHECK.pack(zlib.crc32(body))
+    store_word(page, _MAGIC_AT, MAGIC)
+
+
+def seal(page: memoryview, crc: int) -> None:
+    """Add the payload's CRC-32 to a committed shard."""
+    store_word(page, _SEAL_AT, _SEALED | crc)
+
+
+def read_header(page: memoryview) -> Header | None:
+    """The header of a whole shard; None for a torn, an erased or a foreign one."""
+    if len(page) < PAGE or load_word(page, _MAGIC_AT) != MAGIC:
+        return None
+    body = bytes(page[_HEADER_AT : _HEADER_AT + _HEADER.size])
+    if _CHECK.unpack_from(page, _CHECK_AT)[0] != zlib.crc32(body):
+        return None
+    step, generation, rank, world_size, sequence, payload_bytes = _HEADER.unpack(body)
+    return Header(
+        step=step,
+        generation=generation,
+        rank=rank,
+        world_size=world_size,
+        sequence=sequence,
+        payload_bytes=payload_bytes,
+    )
+
+
+def read_seal(page: memoryview) -> int | None:
+    """The payload's CRC-32, or None if it was not known yet when its writer died."""
+    word = load_word(page, _SEAL_AT)
+    return word ^ _SEALED if word & _SEALED else None
+
+
+def header_page(header: Header, crc: int) -> bytes:
+    """The first page of a shard on disk."""
+    page = memoryview(bytearray(PAGE))
+    commit(page, header)
+    seal(page, crc)
+    return bytes(page)
+
+
+# --- the payload ---------------------------------------------------------------------------------
+
+
+def padded(size: int, to: int = ALIGN) -> int:
+    return -(-size // to) * to
+
+
+def pack_index(index: ShardIndex) -> bytes:
+    """The start of a payload, padded to whole pages; the tensors follow it."""
+    body = msgspec.msgpack.encode(index)
+    raw = _LENGTH.pack(len(body)) + body
+    return raw.ljust(padded(len(raw), PAGE), b"\0")
+
+
+def unpack_index(payload: memoryview) -> tuple[ShardIndex, int]:
+    """The index and the place in the payload where the tensors start. Raises ShardBad."""
+    try:
+        (length,) = _LENGTH.unpack_from(payload, 0)
+        body = payload[_LENGTH.size : _LENGTH.size + length]
+        index = msgspec.msgpack.decode(body, type=ShardIndex)
+    except (struct.error, msgspec.MsgspecError) as error:
+        raise ShardBad(f"the index of the shard cannot be read: {error}") from error
+    tensors_at = padded(_LENGTH.size + length, PAGE)
+    for entry in index.tensors:
+        if entry.offset < 0 or tensors_at + entry.offset + entry.nbytes > len(payload):
+            raise ShardBad(f"the shard's index points beyond its {len(payload)} bytes")
+    return index, tensors_at
+
+
+def crc_of(payload: memoryview) -> int:
+    """CRC-32 of the payload. zlib holds no GIL meanwhile."""
+    crc = 0
+    for at in range(0, len(payload), CHUNK_BYTES):
+        crc = zlib.crc32(payload[at : at + CHUNK_BYTES], crc)
+    return crc
+
+
+# --- a whole shard -------------------------------------------------------------------------------
+
+
+class Expected(Value, frozen=True, kw_only=True):
+    """What a reader wants to find. None: any."""
+
+    step: Step
+    rank: Rank
+    generation: Generation | None = None
+    world_size: int | None = None
+
+
+def check_header(header: Header, expected: Expected, where: str) -> None:
+    """Raises ShardBad if the shard is another one than expected."""
+    wanted = {
+        "step": expected.step,
+        "rank": expected.rank,
+        "generation": expected.generation,
+        "world_size": expected.world_size,
+    }
+    for name, value in wanted.items():
+        found = getattr(header, name)
+        if value is not None and found != value:
+            word = name.replace("_", " ")
+            raise ShardBad(f"{where} holds a shard of {word} {found}, not of {word} {value}")
+
+
+class Shard:
+    """A whole shard that was opened for reading. Holds its mapping as long as `payload` lives."""
+
+    def __init__(self, header: Header, crc: int | None, payload: memoryview, where: str) -> None:
+        self.header = header
+        self.crc = crc
+        self.payload = payload
+        self.where = where
+
+    def verify(self) -> None:
+        """Raises ShardBad if the payload's checksum is known and differs."""
+        if self.crc is None:
+            return
+        found = crc_of(self.payload)
+        if found != self.crc:
+            raise ShardBad(
+                f"{self.where} is damaged: its checksum is {found:08x}, "
+                f"but {self.crc:08x} was written"
+            )
+
+
+def open_shard(mapping: mmap.mmap, expected: Expected, where: str) -> Shard:
+    """Check what a mapped slot or file says about itself; verify() then checks its payload."""
+    whole = memoryview(mapping)
+    header = read_header(whole[:PAGE]) if len(whole) >= PAGE else None
+    if header is None:
+        raise ShardBad(f"{where} holds no complete shard")
+    check_header(header, expected, where)
+    if PAGE + header.payload_bytes > len(whole):
+        raise ShardBad(
+            f"{where} is truncated: {len(whole)} bytes, "
+            f"but its header says {PAGE + header.payload_bytes}"
+        )
+    payload = whole[PAGE : PAGE + header.payload_bytes]
+    return Shard(header, read_seal(whole[:PAGE]), payload, where)

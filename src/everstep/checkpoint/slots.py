@@ -1,0 +1,397 @@
+"""Slots in shared memory: where each rank's newest shards outlive it.
+
+    SHM/rank-R/slot-0 .. slot-3   one shard each (format.py)
+    SHM/rank-R/control            the step that the agent asked to keep (its pin)
+
+Four slots: three rotate and one may be pinned for the disk tier. With two, a fast rank overwrites
+step s-1 while a slow one still copies s, and a kill then leaves no step that all ranks hold
+(tests/checkpoint/test_interleavings.py enumerates it). choose_slot() is the whole rotation, pure.
+
+The rank's copy thread is the only one that writes shards (ShardWriter). The agent of the machine
+lists, pins, drops and persists them, dead or alive, and needs no torch for it. Slots are plain
+files that were reserved before they are written: a full tmpfs is an OSError here, never a SIGBUS.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import shutil
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from everstep.checkpoint import format as shards
+from everstep.checkpoint.budget import room_in
+from everstep.checkpoint.format import PAGE, Expected, Header, Shard
+from everstep.model import Copy, EverstepError, Generation, Rank, Step, Value
+from everstep.paths import rank_shm
+
+SLOTS = 4
+"""Three that rotate and one that may be pinned."""
+SPARE_BYTES = 64 << 10
+"""Room in each slot beyond its first payload: pickled Python objects grow by a few bytes."""
+CONTROL_BYTES = PAGE
+GIB = 1 << 30
+_PIN_AT = 0
+_MADV_POPULATE_WRITE = 23
+
+
+class ShardMissing(EverstepError):
+    """The rank has not saved this step (yet)."""
+
+
+class ShardLost(EverstepError):
+    """The rank saved this step and has overwritten it since."""
+
+
+class SharedMemoryTooSmall(EverstepError):
+    """There is no room for the slots, or for the state that grew."""
+
+
+class Held(Value, frozen=True, kw_only=True, array_like=True):
+    """What a slot with a complete shard holds."""
+
+    step: Step
+    generation: Generation
+
+
+class Writer(Value, frozen=True, kw_only=True):
+    """Who writes: goes into every header."""
+
+    rank: Rank
+    world_size: int
+    generation: Generation
+    local_ranks: int = 1
+    """Ranks on this machine; each needs as much as this one."""
+
+
+def choose_slot(slots: Sequence[Held | None], step: Step, pinned: Step | None) -> int:
+    """The slot that the copy of `step` overwrites. None stands for a torn or empty slot.
+
+    First what is worth nothing: torn slots, then copies of an abandoned future (a restart went back
+    behind them). Then the oldest. Never the pinned step.
+    """
+
+    def worth(index: int) -> tuple[int, int]:
+        held = slots[index]
+        if held is None:
+            return (0, index)
+        return (1 if held.step >= step else 2, held.step)
+
+    free = [
+        index
+        for index, held in enumerate(slots)
+        if held is None or pinned is None or held.step != pinned
+    ]
+    return min(free, key=worth)
+
+
+# --- one slot's file -----------------------------------------------------------------------------
+
+
+def slot_path(directory: Path, index: int) -> Path:
+    return directory / f"slot-{index}"
+
+
+class Segment:
+    """The file of one slot, mapped into the process that writes it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.whole = memoryview(b"")
+        """All bytes; torch views made of it keep the mapping alive after a growth replaced it."""
+        self._prefaulted = 0
+        self.mappings = 0
+        """Grows with every new mapping: whoever cached addresses compares it."""
+        if path.exists() and path.stat().st_size >= PAGE:
+            self._map(path.stat().st_size)
+
+    @property
+    def size(self) -> int:
+        return len(self.whole)
+
+    def grow(self, size: int) -> None:
+        """Reserve and map at least `size` bytes. Raises OSError if they are not there."""
+        if self.size < size:
+            self._map(size)
+
+    def prefault(self, most: int) -> bool:
+        """Fault up to `most` more bytes in, without the GIL. False when all are."""
+        size = min(most, self.size - self._prefaulted)
+        if size <= 0:
+            return False
+        anchor = ctypes.c_char.from_buffer(self.whole, self._prefaulted)
+        libc = ctypes.CDLL(None)
+        libc.madvise(
+            ctypes.c_void_p(ctypes.addressof(anchor)), ctypes.c_size_t(size), _MADV_POPULATE_WRITE
+        )  # kernels before 5.14 refuse: then the first copy faults the pages in
+        self._prefaulted += size
+        return True
+
+    def release(self) -> None:
+        """Give the memory back."""
+        self.whole = memoryview(b"")
+        self._path.unlink(missing_ok=True)
+
+    def _map(self, size: int) -> None:
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        fd = os.open(self._path, flags, 0o600)
+        try:
+            os.posix_fallocate(fd, 0, size)
+            self.whole = memoryview(mmap.mmap(fd, size))
+        finally:
+            os.close(fd)
+        self._prefaulted = 0
+        self.mappings += 1
+
+
+# --- the rank's side -----------------------------------------------------------------------------
+
+
+class OpenSlot:
+    """A slot that is being written: its payload area, until ShardWriter.commit()."""
+
+    def __init__(self, index: int, segment: Segment, header: Header) -> None:
+        self.index = index
+        self.header = header
+        self.mappings = segment.mappings
+        self.whole = segment.whole
+        self.page = segment.whole[:PAGE]
+        self.payload = segment.whole[PAGE : PAGE + header.payload_bytes]
+
+
+class ShardWriter:
+    """The one writer of one rank's slots. A new one, after a restart, reuses what it finds."""
+
+    def __init__(self, shm: Path, writer: Writer) -> None:
+        self._shm = shm
+        self._writer = writer
+        self._directory = rank_shm(shm, writer.rank)
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._control = _open_control(self._directory)
+        self._segments = [Segment(slot_path(self._directory, n)) for n in range(SLOTS)]
+        self._headers = [self._read(segment) for segment in self._segments]
+        known = [header.sequence for header in self._headers if header is not None]
+        self._sequence = max(known, default=0)
+
+    def reserve(self, payload_bytes: int) -> None:
+        """Make room in all slots or in none. Raises SharedMemoryTooSmall with the figure needed."""
+        size = _segment_bytes(payload_bytes)
+        if all(segment.size >= PAGE + payload_bytes for segment in self._segments):
+            return
+        self._check_room(payload_bytes, size)
+        fresh = [segment for segment in self._segments if segment.size == 0]
+        try:
+            for segment in self._segments:
+                segment.grow(size)
+        except OSError as error:
+            for segment in fresh:
+                segment.release()
+            raise self._too_small(payload_bytes, size, error.strerror or str(error)) from error
+
+    def prefault(self, most: int) -> bool:
+        """Fault in up to `most` bytes of any slot. False when there is nothing left to do."""
+        return any(segment.prefault(most) for segment in self._segments)
+
+    def begin(self, step: Step, payload_bytes: int) -> OpenSlot:
+        """Void the slot whose turn it is. Raises SharedMemoryTooSmall, and then voids nothing."""
+        index = self._choose(step)
+        segment = self._segments[index]
+        if segment.size < PAGE + payload_bytes:
+            self._grow(segment, payload_bytes)
+        self._sequence += 1
+        header = Header(
+            step=step,
+            generation=self._writer.generation,
+            rank=self._writer.rank,
+            world_size=self._writer.world_size,
+            sequence=self._sequence,
+            payload_bytes=payload_bytes,
+        )
+        slot = OpenSlot(index, segment, header)
+        self._headers[index] = None
+        shards.erase(slot.page)
+        return slot
+
+    def commit(self, slot: OpenSlot) -> None:
+        shards.commit(slot.page, slot.header)
+        self._headers[slot.index] = slot.header
+
+    def seal(self, slot: OpenSlot, crc: int) -> None:
+        """Add the checksum of a slot that this writer committed last."""
+        shards.seal(slot.page, crc)
+
+    def void(self, slot: OpenSlot) -> None:
+        """Take a commit back: the copy turned out to be torn."""
+        self._headers[slot.index] = None
+        shards.erase(slot.page)
+
+    def _choose(self, step: Step) -> int:
+        held = [
+            None if header is None else Held(step=header.step, generation=header.generation)
+            for header in self._headers
+        ]
+        return choose_slot(held, step, _pin_of(self._control))
+
+    def _read(self, segment: Segment) -> Header | None:
+        """What an earlier writer left. A truncated or another layout's shard is worth nothing."""
+        header = shards.read_header(segment.whole[:PAGE])
+        if header is None or header.world_size != self._writer.world_size:
+            return None
+        return header if PAGE + header.payload_bytes <= segment.size else None
+
+    def _check_room(self, payload_bytes: int, size: int) -> None:
+        """All local ranks reserve at about the same time: look at the whole machine's need."""
+        held = sum(path.stat().st_blocks * 512 for path in self._shm.glob("rank-*/slot-*"))
+        room = room_in(self._shm)
+        if size * SLOTS * self._writer.local_ranks - held > room.free_bytes:
+            have = f"{room.where} has {room.free_bytes / GIB:.2f} GiB left"
+            raise self._too_small(payload_bytes, size, have)
+
+    def _grow(self, segment: Segment, payload_bytes: int) -> None:
+        size = _segment_bytes(payload_bytes)
+        room = room_in(self._shm)
+        have = f"{room.where} has {room.free_bytes / GIB:.2f} GiB left"
+        if size - segment.size > room.free_bytes:
+            raise self._too_small(payload_bytes, size, have)
+        try:
+            segment.grow(size)
+        except OSError as error:
+            raise self._too_small(payload_bytes, size, error.strerror or str(error)) from error
+
+    def _too_small(self, payload_bytes: int, size: int, have: str) -> SharedMemoryTooSmall:
+        local = self._writer.local_ranks
+        need = size * SLOTS * local
+        return SharedMemoryTooSmall(
+            f"checkpoints in memory need {need / GIB:.2f} GiB in {self._shm.parent} "
+            f"({SLOTS} slots x {payload_bytes / GIB:.3f} GiB x {local} ranks on this machine), "
+            f"but {have}: enlarge it (docker run --shm-size, Kubernetes emptyDir with medium "
+            "Memory, a higher memory limit), or save less per rank (shard the state with FSDP, "
+            "fewer ranks per machine)"
+        )
+
+
+def _segment_bytes(payload_bytes: int) -> int:
+    return shards.padded(PAGE + payload_bytes + SPARE_BYTES, PAGE)
+
+
+# --- the agent's side ----------------------------------------------------------------------------
+
+
+def inventory(shm: Path, ranks: Iterable[Rank]) -> list[Copy]:
+    """All complete shards of these ranks in memory, by rank and step. Payloads are not read."""
+    return [
+        Copy(rank=header.rank, step=header.step, generation=header.generation)
+        for rank in ranks
+        for header in sorted(_headers(rank_shm(shm, rank)).values(), key=lambda h: h.step)
+        if header.rank == rank
+    ]
+
+
+def drop_newer(shm: Path, rank: Rank, step: Step) -> None:
+    """Void the slots of steps after `step`. Only while no process writes this rank's slots."""
+    directory = rank_shm(shm, rank)
+    for index, header in _headers(directory).items():
+        if header.step > step:
+            _void(directory, index)
+
+
+def drop_step(shm: Path, rank: Rank, step: Step) -> None:
+    """Void the slots of this step: a rank found them bad before it trains."""
+    directory = rank_shm(shm, rank)
+    for index, header in _headers(directory).items():
+        if header.step == step:
+            _void(directory, index)
+
+
+def drop(shm: Path, header: Header) -> None:
+    """Void the slot that holds this very shard, which turned out to be bad."""
+    directory = rank_shm(shm, header.rank)
+    for index, found in _headers(directory).items():
+        if found == header:
+            _void(directory, index)
+
+
+def request_pin(shm: Path, rank: Rank, step: Step | None) -> None:
+    """Ask the rank to keep this step's slot from now on; None releases it.
+
+    The rank looks whenever it chooses a slot, so a step that it is saving or will save is kept, and
+    of an older one only persist() can tell (ShardLost).
+    """
+    directory = rank_shm(shm, rank)
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    control = _open_control(directory)
+    shards.store_word(control, _PIN_AT, 0 if step is None else step + 1)
+
+
+def find(shm: Path, expected: Expected) -> Shard:
+    """Open the slot that holds this step. Raises ShardMissing, ShardLost, or ShardBad."""
+    directory = rank_shm(shm, expected.rank)
+    headers = _headers(directory)
+    matching = [index for index, header in headers.items() if header.step == expected.step]
+    if not matching:
+        newest = max((header.step for header in headers.values()), default=None)
+        what = f"rank {expected.rank} holds no complete copy of step {expected.step} in memory"
+        if newest is not None and newest > expected.step:
+            raise ShardLost(f"{what} any more: its newest is {newest}")
+        raise ShardMissing(f"{what}: its newest is {newest}")
+    path = slot_path(directory, max(matching, key=lambda index: headers[index].sequence))
+    return shards.open_shard(map_private(path), expected, str(path))
+
+
+def unchanged(shm: Path, header: Header) -> bool:
+    """Whether the shard that was read is still there: then nothing overwrote it meanwhile."""
+    return header in _headers(rank_shm(shm, header.rank)).values()
+
+
+def remove_all(shm: Path) -> None:
+    """Remove all shared memory of one machine: at the end of its job."""
+    if shm.exists():
+        shutil.rmtree(shm)
+
+
+def map_private(path: Path) -> mmap.mmap:
+    """Map a shard for reading. Pages are writable but private: nobody can harm the shard by it."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        size = os.fstat(fd).st_size
+        if size == 0:
+            raise shards.ShardBad(f"{path} is empty")
+        return mmap.mmap(fd, size, access=mmap.ACCESS_COPY)
+    finally:
+        os.close(fd)
+
+
+def _headers(directory: Path) -> dict[int, Header]:
+    """The complete slots of one rank, by slot number."""
+    found = {}
+    for index in range(SLOTS):
+        try:
+            with slot_path(directory, index).open("rb") as file:
+                header = shards.read_header(memoryview(file.read(PAGE)))
+                whole = os.fstat(file.fileno()).st_size
+        except FileNotFoundError:
+            continue
+        if header is not None and PAGE + header.payload_bytes <= whole:
+            found[index] = header
+    return found
+
+
+def _void(directory: Path, index: int) -> None:
+    segment = Segment(slot_path(directory, index))
+    shards.erase(segment.whole[:PAGE])
+
+
+def _open_control(directory: Path) -> memoryview:
+    fd = os.open(directory / "control", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.posix_fallocate(fd, 0, CONTROL_BYTES)
+        return memoryview(mmap.mmap(fd, CONTROL_BYTES))
+    finally:
+        os.close(fd)
+
+
+def _pin_of(control: memoryview) -> Step | None:
+    word = shards.load_word(control, _PIN_AT)
+    return Step(word - 1) if word else None

@@ -1,0 +1,97 @@
+"""Restoring: find a good copy of the step that everstep named, and load it.
+
+checkpoint.py calls it once, before training. Memory first, then the published step on disk; a copy
+that fails a check is dropped, so that the next restart is not sent to it again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from everstep.checkpoint import disk, slots
+from everstep.checkpoint.capture import Stateful
+from everstep.checkpoint.format import Expected, Shard, ShardBad
+from everstep.checkpoint.load import DoesNotFit, Loader
+from everstep.checkpoint.slots import ShardLost, ShardMissing
+from everstep.model import NO_STEP, EverstepError, Step, Value
+from everstep.trainer.checkpoint import CheckpointUnusable
+from everstep.trainer.context import AttachContext
+from everstep.trainer.notices import NoticeKind, Notices
+
+
+class Restored(Value, frozen=True, kw_only=True):
+    """What restore_state() did."""
+
+    in_memory: Step
+    """The restored step if its copy lies in this machine's memory, else NO_STEP."""
+    set_rng: Callable[[], None]
+    """Sets the random number states once more."""
+
+
+def restore_state(
+    context: AttachContext, state: Mapping[str, Stateful], notices: Notices
+) -> Restored:
+    """Load the step that `context` names into `state`. Raises CheckpointUnusable."""
+    began_s = time.monotonic()
+    expected = Expected(
+        step=context.restore,
+        rank=context.rank,
+        generation=context.restore_generation,
+        world_size=context.world_size,
+    )
+    reasons = []
+    for name, open_copy, drop in (
+        ("memory", _from_memory, _drop_from_memory),
+        ("disk", _from_disk, _drop_from_disk),
+    ):
+        try:
+            loader = Loader(_verified(open_copy(context, expected)))
+            loader.load(state)
+        except (ShardMissing, ShardLost) as error:
+            reasons.append(str(error))
+        except ShardBad as error:
+            reasons.append(str(error))
+            drop(context)
+            notices.tell(
+                NoticeKind.COPY_BAD, f"a copy in {name} was dropped: {error}", expected.step
+            )
+        except DoesNotFit as error:
+            raise CheckpointUnusable(str(error)) from error
+        else:
+            took_s = time.monotonic() - began_s
+            text = f"restored step {expected.step} from {name} in {took_s:.3f} s"
+            notices.send(NoticeKind.RESTORED, text, expected.step)
+            in_memory = expected.step if name == "memory" else NO_STEP
+            return Restored(in_memory=in_memory, set_rng=loader.rng_setter())
+    raise _unusable(context, reasons)
+
+
+def _unusable(context: AttachContext, reasons: list[str]) -> EverstepError:
+    return CheckpointUnusable(
+        f"rank {context.rank} cannot restore step {context.restore} of generation "
+        f"{context.restore_generation}: {'; '.join(reasons)}. The bad copies are dropped, "
+        "so a restart gets an older step"
+    )
+
+
+def _verified(shard: Shard) -> Shard:
+    shard.verify()
+    return shard
+
+
+def _from_memory(context: AttachContext, expected: Expected) -> Shard:
+    return slots.find(Path(context.shm), expected)
+
+
+def _from_disk(context: AttachContext, expected: Expected) -> Shard:
+    return disk.read(Path(context.checkpoint_dir), expected)
+
+
+def _drop_from_memory(context: AttachContext) -> None:
+    slots.drop_step(Path(context.shm), context.rank, context.restore)
+
+
+def _drop_from_disk(context: AttachContext) -> None:
+    disk.withdraw(Path(context.checkpoint_dir), context.restore)

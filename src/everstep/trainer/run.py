@@ -1,0 +1,159 @@
+"""What a training script holds: the steps of its loop, its numbers, its checkpoint.
+
+attach() makes it. Outside everstep it is the same object with nothing behind it: it counts
+steps and measures speed, so a script behaves alike under torchrun and plain python.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from everstep.model import NO_STEP, Step
+from everstep.trainer.checkpoint import Checkpoint
+from everstep.trainer.feature import Feature
+from everstep.trainer.heartbeat import Phase
+from everstep.trainer.metrics import Metrics
+from everstep.trainer.notices import NoticeKind, Notices
+from everstep.trainer.place import Place
+from everstep.trainer.pulse import Pulse
+
+if TYPE_CHECKING:
+    from everstep.checkpoint.capture import Stateful
+
+FLUSH_S = 60.0
+"""Patience with the last save at the end of training: disks are not involved, so it is plenty."""
+
+
+class Run:
+    """One rank of one training run. Nothing here raises into training or waits, except
+    Checkpoint.restore().
+    """
+
+    def __init__(self, place: Place | None, notices: Notices, peak_flops: float | None) -> None:
+        self._place = place
+        self._notices = notices
+        self._reports = Feature("everstep's reports of steps are", NoticeKind.REPORTS_OFF, notices)
+        self._metrics = Metrics(peak_flops)
+        self._pulse: Pulse | None = None
+        self._checkpoint: Checkpoint | None = None
+        self._looping = False
+        if place is not None:
+            self._pulse = self._reports.attempt(partial(Pulse, place.context), None)
+
+    @property
+    def attached(self) -> bool:
+        """Whether everstep started this process."""
+        return self._place is not None
+
+    @property
+    def mfu(self) -> float:
+        """Model FLOPs utilization of this rank's newest step, 0 to 1.
+
+        report(flops=) of the step, over its duration and attach(peak_flops=); NaN while one of them
+        is unknown.
+        """
+        return self._metrics.mfu
+
+    @property
+    def tokens_per_s(self) -> float:
+        """report(tokens=) of the newest step over its duration; NaN while unknown."""
+        return self._metrics.tokens_per_s
+
+    def steps(self, *, start: int = 0, stop: int | None = None) -> Iterator[int]:
+        """The steps to run, from `start` up to but without `stop` (None: for ever).
+
+        A step counts as finished when the loop asks for the next one, which is after its optimizer
+        update. When `stop` is reached the last save is complete.
+        """
+        numbers = itertools.count(start) if stop is None else range(start, stop)
+        self._looping = True
+        if self._checkpoint is not None:
+            self._checkpoint.set_rng_again()
+        self._reports.attempt(self._begin, None)
+        try:
+            for step in numbers:
+                yield step
+                self._reports.attempt(partial(self._finish_step, Step(step)), None)
+        finally:
+            self._looping = False
+        self.flush(FLUSH_S)
+        self._reports.attempt(self._end, None)
+
+    def report(
+        self,
+        *,
+        loss: Any = None,
+        grad_norm: Any = None,
+        tokens: float | None = None,
+        flops: float | None = None,
+    ) -> None:
+        """Numbers of the current step, of this rank: numbers or tensors; CUDA is not waited for.
+
+        `tokens` and `flops` are what this rank processes per step; they last until changed.
+        """
+        self._reports.attempt(
+            partial(
+                self._metrics.report, loss=loss, grad_norm=grad_norm, tokens=tokens, flops=flops
+            ),
+            None,
+        )
+
+    def checkpoint(
+        self, state: Mapping[str, Stateful], *, explicit_wait: bool = False
+    ) -> Checkpoint:
+        """Checkpoints of everything in `state`: objects with state_dict() and load_state_dict().
+
+        Random number states go with it. Give the optimizer too: parameters are then copied in the
+        background, and its next step waits for that. An optimizer without torch.optim's hooks needs
+        `explicit_wait`, the promise to call wait() on the result before each of its steps.
+        """
+        checkpoint = Checkpoint(self._place, state, self._notices, explicit_wait=explicit_wait)
+        checkpoint.on_restore = self._enter_restoring
+        checkpoint.on_save = self._saved
+        if self._checkpoint is not None:
+            checkpoint.refuse_second()
+        else:
+            self._checkpoint = checkpoint
+        return checkpoint
+
+    def flush(self, timeout_s: float) -> None:
+        """Wait until the last save is complete, for at most this long."""
+        if self._checkpoint is not None:
+            self._checkpoint.flush(timeout_s)
+
+    def forget(self) -> None:
+        """In a forked child: it is no rank. It must not write the slot or wait for a thread."""
+        self._reports.on = False
+        if self._checkpoint is not None:
+            self._checkpoint.forget()
+
+    # --- behind the fence ------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        if self._pulse is not None:
+            self._pulse.enter(Phase.TRAINING)
+        self._metrics.start(time.monotonic_ns())
+
+    def _finish_step(self, step: Step) -> None:
+        now_ns = time.monotonic_ns()
+        self._metrics.finish_step(now_ns)
+        if self._pulse is not None:
+            saved = NO_STEP if self._checkpoint is None else self._checkpoint.saved_step
+            self._pulse.finish_step(step, now_ns, self._metrics, saved)
+
+    def _saved(self, step: Step) -> None:
+        """A loop of the script's own: its saves are the only sign of a finished step."""
+        if not self._looping:
+            self._reports.attempt(partial(self._finish_step, step), None)
+
+    def _enter_restoring(self) -> None:
+        if self._pulse is not None:
+            self._reports.attempt(partial(self._pulse.enter, Phase.RESTORING), None)
+
+    def _end(self) -> None:
+        if self._pulse is not None:
+            self._pulse.enter(Phase.ENDED)

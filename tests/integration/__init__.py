@@ -1,0 +1,1 @@
+"""Real processes on this machine: the whole of everstep at once."""

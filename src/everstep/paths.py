@@ -17,7 +17,8 @@
         ranks/G/rank-R.error.json  torch's error file
     /dev/shm/everstep-JOB-UID-M/   shared memory of one machine
       heartbeat                    one 128-byte slot per local rank
-      rank-R/                      checkpoint slots of rank R, and its control word
+      rank-R/                      checkpoint slots of rank R, and its control words
+      backup/rank-R/               slots with the backups of rank R of another machine
 
 Unix socket paths are limited to 107 bytes; the sockets therefore have a short path of their own
 under `socket_dir` when the state directory is deep (see MachinePaths.launcher_socket).
@@ -133,3 +134,8 @@ def shm_dir(job: JobId, uid: str, machine: MachineId) -> Path:
 def rank_shm(shm: Path, rank: Rank) -> Path:
     """Directory of one rank's checkpoint slots inside its machine's shared memory."""
     return shm / f"rank-{rank}"
+
+
+def kept_shm(shm: Path) -> Path:
+    """Directory of what a machine keeps for ranks of other machines."""
+    return shm / "backup"

@@ -25,6 +25,9 @@ class Room(Value, frozen=True, kw_only=True):
     where: str
     """For people: the file system, or the cgroup, that has the least room."""
 
+    def __str__(self) -> str:
+        return f"{self.where} has {self.free_bytes / (1 << 30):.2f} GiB left"
+
 
 def room_in(directory: Path) -> Room:
     """The tighter of the file system's free space and the memory cgroup's headroom."""

@@ -1,14 +1,16 @@
 """Slots in shared memory: where each rank's newest shards outlive it.
 
-    SHM/rank-R/slot-0 .. slot-3   one shard each (format.py)
-    SHM/rank-R/control            the step that the agent asked to keep (its pin)
+    SHM/rank-R/slot-0 .. slot-3   one shard each (format.py); slot-4 too in a job with backups
+    SHM/rank-R/control            the steps that the agent asked to keep (pins.py)
 
-Four slots: three rotate and one may be pinned for the disk tier. With two, a fast rank overwrites
-step s-1 while a slow one still copies s, and a kill then leaves no step that all ranks hold
-(tests/checkpoint/test_interleavings.py enumerates it). choose_slot() is the whole rotation, pure.
+Three slots rotate. With two, a fast rank overwrites step s-1 while a slow one still copies s, and a
+kill then leaves no step that all ranks hold. Beside them lies what is pinned: one step for the disk
+tier; with backups two, the machine-safe step and the one that is on its way to the peers (both are
+needed until that one is complete everywhere; what goes to disk then is one of the two). All of this
+is enumerated in tests/checkpoint/. choose_slot() is the whole rotation, pure.
 
 The rank's copy thread is the only one that writes shards (ShardWriter). The agent of the machine
-lists, pins, drops and persists them, dead or alive, and needs no torch for it. Slots are plain
+lists, drops and persists them, dead or alive, and needs no torch for it. Slots are plain
 files that were reserved before they are written: a full tmpfs is an OSError here, never a SIGBUS.
 """
 
@@ -24,16 +26,17 @@ from pathlib import Path
 from everstep.checkpoint import format as shards
 from everstep.checkpoint.budget import room_in
 from everstep.checkpoint.format import PAGE, Expected, Header, Shard
+from everstep.checkpoint.need import (
+    ROTATING,
+    SLOTS,
+    SLOTS_WITH_BACKUPS,
+    Need,
+    segment_bytes,
+)
+from everstep.checkpoint.pins import Pins, open_control, read_pins
 from everstep.model import Copy, EverstepError, Generation, Rank, Step, Value
 from everstep.paths import rank_shm
 
-SLOTS = 4
-"""Three that rotate and one that may be pinned."""
-SPARE_BYTES = 64 << 10
-"""Room in each slot beyond its first payload: pickled Python objects grow by a few bytes."""
-CONTROL_BYTES = PAGE
-GIB = 1 << 30
-_PIN_AT = 0
 _MADV_POPULATE_WRITE = 23
 
 
@@ -64,14 +67,22 @@ class Writer(Value, frozen=True, kw_only=True):
     generation: Generation
     local_ranks: int = 1
     """Ranks on this machine; each needs as much as this one."""
+    backups: bool = False
+    """Whether the job keeps shards in the memory of peers, and this machine theirs."""
+
+    @property
+    def slots(self) -> int:
+        """Slots of each rank."""
+        return SLOTS_WITH_BACKUPS if self.backups else SLOTS
 
 
-def choose_slot(slots: Sequence[Held | None], step: Step, pinned: Step | None) -> int:
+def choose_slot(slots: Sequence[Held | None], step: Step, pins: Pins) -> int:
     """The slot that the copy of `step` overwrites. None stands for a torn or empty slot.
 
     First what is worth nothing: torn slots, then copies of an abandoned future (a restart went back
-    behind them). Then the oldest. Never the pinned step.
+    behind them). Then the oldest. Never a pinned step, as long as three slots are left to rotate.
     """
+    pinned = pins.in_force([held.step for held in slots if held], step, len(slots) - ROTATING)
 
     def worth(index: int) -> tuple[int, int]:
         held = slots[index]
@@ -79,11 +90,7 @@ def choose_slot(slots: Sequence[Held | None], step: Step, pinned: Step | None) -
             return (0, index)
         return (1 if held.step >= step else 2, held.step)
 
-    free = [
-        index
-        for index, held in enumerate(slots)
-        if held is None or pinned is None or held.step != pinned
-    ]
+    free = [index for index, held in enumerate(slots) if held is None or held.step not in pinned]
     return min(free, key=worth)
 
 
@@ -168,27 +175,30 @@ class ShardWriter:
         self._shm = shm
         self._writer = writer
         self._directory = rank_shm(shm, writer.rank)
-        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._control = _open_control(self._directory)
-        self._segments = [Segment(slot_path(self._directory, n)) for n in range(SLOTS)]
+        self._control = open_control(self._directory)
+        self._segments = [Segment(slot_path(self._directory, n)) for n in range(writer.slots)]
         self._headers = [self._read(segment) for segment in self._segments]
         known = [header.sequence for header in self._headers if header is not None]
         self._sequence = max(known, default=0)
 
-    def reserve(self, payload_bytes: int) -> None:
-        """Make room in all slots or in none. Raises SharedMemoryTooSmall with the figure needed."""
-        size = _segment_bytes(payload_bytes)
+    def reserve(self, payload_bytes: int) -> Need | None:
+        """Make room in all slots or in none; what it takes, None if it was there already.
+
+        Raises SharedMemoryTooSmall with the figure needed.
+        """
         if all(segment.size >= PAGE + payload_bytes for segment in self._segments):
-            return
-        self._check_room(payload_bytes, size)
+            return None
+        need = self._need(payload_bytes)
+        self._check_room(need)
         fresh = [segment for segment in self._segments if segment.size == 0]
         try:
             for segment in self._segments:
-                segment.grow(size)
+                segment.grow(segment_bytes(payload_bytes))
         except OSError as error:
             for segment in fresh:
                 segment.release()
-            raise self._too_small(payload_bytes, size, error.strerror or str(error)) from error
+            raise self._too_small(need, error.strerror or str(error)) from error
+        return need
 
     def prefault(self, most: int) -> bool:
         """Fault in up to `most` bytes of any slot. False when there is nothing left to do."""
@@ -232,7 +242,7 @@ class ShardWriter:
             None if header is None else Held(step=header.step, generation=header.generation)
             for header in self._headers
         ]
-        return choose_slot(held, step, _pin_of(self._control))
+        return choose_slot(held, step, read_pins(self._control))
 
     def _read(self, segment: Segment) -> Header | None:
         """What an earlier writer left. A truncated or another layout's shard is worth nothing."""
@@ -241,39 +251,35 @@ class ShardWriter:
             return None
         return header if PAGE + header.payload_bytes <= segment.size else None
 
-    def _check_room(self, payload_bytes: int, size: int) -> None:
+    def _need(self, payload_bytes: int) -> Need:
+        return Need(
+            payload_bytes=payload_bytes,
+            local_ranks=self._writer.local_ranks,
+            backups=self._writer.backups,
+        )
+
+    def _check_room(self, need: Need) -> None:
         """All local ranks reserve at about the same time: look at the whole machine's need."""
-        held = sum(path.stat().st_blocks * 512 for path in self._shm.glob("rank-*/slot-*"))
+        held = sum(path.stat().st_blocks * 512 for path in self._shm.rglob("rank-*/slot-*"))
         room = room_in(self._shm)
-        if size * SLOTS * self._writer.local_ranks - held > room.free_bytes:
-            have = f"{room.where} has {room.free_bytes / GIB:.2f} GiB left"
-            raise self._too_small(payload_bytes, size, have)
+        if need.total_bytes - held > room.free_bytes:
+            raise self._too_small(need, str(room))
 
     def _grow(self, segment: Segment, payload_bytes: int) -> None:
-        size = _segment_bytes(payload_bytes)
+        need = self._need(payload_bytes)
+        size = segment_bytes(payload_bytes)
         room = room_in(self._shm)
-        have = f"{room.where} has {room.free_bytes / GIB:.2f} GiB left"
         if size - segment.size > room.free_bytes:
-            raise self._too_small(payload_bytes, size, have)
+            raise self._too_small(need, str(room))
         try:
             segment.grow(size)
         except OSError as error:
-            raise self._too_small(payload_bytes, size, error.strerror or str(error)) from error
+            raise self._too_small(need, error.strerror or str(error)) from error
 
-    def _too_small(self, payload_bytes: int, size: int, have: str) -> SharedMemoryTooSmall:
-        local = self._writer.local_ranks
-        need = size * SLOTS * local
+    def _too_small(self, need: Need, have: str) -> SharedMemoryTooSmall:
         return SharedMemoryTooSmall(
-            f"checkpoints in memory need {need / GIB:.2f} GiB in {self._shm.parent} "
-            f"({SLOTS} slots x {payload_bytes / GIB:.3f} GiB x {local} ranks on this machine), "
-            f"but {have}: enlarge it (docker run --shm-size, Kubernetes emptyDir with medium "
-            "Memory, a higher memory limit), or save less per rank (shard the state with FSDP, "
-            "fewer ranks per machine)"
+            f"checkpoints in memory need {need} in {self._shm.parent}, but {have}: {need.advice}"
         )
-
-
-def _segment_bytes(payload_bytes: int) -> int:
-    return shards.padded(PAGE + payload_bytes + SPARE_BYTES, PAGE)
 
 
 # --- the agent's side ----------------------------------------------------------------------------
@@ -284,7 +290,7 @@ def inventory(shm: Path, ranks: Iterable[Rank]) -> list[Copy]:
     return [
         Copy(rank=header.rank, step=header.step, generation=header.generation)
         for rank in ranks
-        for header in sorted(_headers(rank_shm(shm, rank)).values(), key=lambda h: h.step)
+        for header in sorted(headers_in(rank_shm(shm, rank)).values(), key=lambda h: h.step)
         if header.rank == rank
     ]
 
@@ -292,7 +298,7 @@ def inventory(shm: Path, ranks: Iterable[Rank]) -> list[Copy]:
 def drop_newer(shm: Path, rank: Rank, step: Step) -> None:
     """Void the slots of steps after `step`. Only while no process writes this rank's slots."""
     directory = rank_shm(shm, rank)
-    for index, header in _headers(directory).items():
+    for index, header in headers_in(directory).items():
         if header.step > step:
             _void(directory, index)
 
@@ -300,7 +306,7 @@ def drop_newer(shm: Path, rank: Rank, step: Step) -> None:
 def drop_step(shm: Path, rank: Rank, step: Step) -> None:
     """Void the slots of this step: a rank found them bad before it trains."""
     directory = rank_shm(shm, rank)
-    for index, header in _headers(directory).items():
+    for index, header in headers_in(directory).items():
         if header.step == step:
             _void(directory, index)
 
@@ -308,27 +314,15 @@ def drop_step(shm: Path, rank: Rank, step: Step) -> None:
 def drop(shm: Path, header: Header) -> None:
     """Void the slot that holds this very shard, which turned out to be bad."""
     directory = rank_shm(shm, header.rank)
-    for index, found in _headers(directory).items():
+    for index, found in headers_in(directory).items():
         if found == header:
             _void(directory, index)
-
-
-def request_pin(shm: Path, rank: Rank, step: Step | None) -> None:
-    """Ask the rank to keep this step's slot from now on; None releases it.
-
-    The rank looks whenever it chooses a slot, so a step that it is saving or will save is kept, and
-    of an older one only persist() can tell (ShardLost).
-    """
-    directory = rank_shm(shm, rank)
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    control = _open_control(directory)
-    shards.store_word(control, _PIN_AT, 0 if step is None else step + 1)
 
 
 def find(shm: Path, expected: Expected) -> Shard:
     """Open the slot that holds this step. Raises ShardMissing, ShardLost, or ShardBad."""
     directory = rank_shm(shm, expected.rank)
-    headers = _headers(directory)
+    headers = headers_in(directory)
     matching = [index for index, header in headers.items() if header.step == expected.step]
     if not matching:
         newest = max((header.step for header in headers.values()), default=None)
@@ -342,7 +336,7 @@ def find(shm: Path, expected: Expected) -> Shard:
 
 def unchanged(shm: Path, header: Header) -> bool:
     """Whether the shard that was read is still there: then nothing overwrote it meanwhile."""
-    return header in _headers(rank_shm(shm, header.rank)).values()
+    return header in headers_in(rank_shm(shm, header.rank)).values()
 
 
 def remove_all(shm: Path) -> None:
@@ -363,10 +357,10 @@ def map_private(path: Path) -> mmap.mmap:
         os.close(fd)
 
 
-def _headers(directory: Path) -> dict[int, Header]:
-    """The complete slots of one rank, by slot number."""
+def headers_in(directory: Path) -> dict[int, Header]:
+    """The complete shards in one directory of slots, by slot number."""
     found = {}
-    for index in range(SLOTS):
+    for index in range(SLOTS_WITH_BACKUPS):
         try:
             with slot_path(directory, index).open("rb") as file:
                 header = shards.read_header(memoryview(file.read(PAGE)))
@@ -381,17 +375,3 @@ def _headers(directory: Path) -> dict[int, Header]:
 def _void(directory: Path, index: int) -> None:
     segment = Segment(slot_path(directory, index))
     shards.erase(segment.whole[:PAGE])
-
-
-def _open_control(directory: Path) -> memoryview:
-    fd = os.open(directory / "control", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        os.posix_fallocate(fd, 0, CONTROL_BYTES)
-        return memoryview(mmap.mmap(fd, CONTROL_BYTES))
-    finally:
-        os.close(fd)
-
-
-def _pin_of(control: memoryview) -> Step | None:
-    word = shards.load_word(control, _PIN_AT)
-    return Step(word - 1) if word else None

@@ -7,6 +7,7 @@ and a warm launcher costs seconds for each machine. Training is tested elsewhere
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import pty
 import signal
@@ -15,12 +16,9 @@ import termios
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
 import pytest
 
-from everstep.commands import jobs, run
-from everstep.commands.flags import parse
-from everstep.commands.plan import HostFacts, plan
+from everstep.commands import jobs
 from everstep.processes import everyone, send_signal
 from tests.integration.command import (
     Everstep,
@@ -69,29 +67,31 @@ def test_a_script_that_raises_at_import_is_reported_with_its_traceback_and_not_r
 
 
 def test_a_rank_that_ends_early_alone_ends_the_job_with_a_reason(everstep: Everstep) -> None:
-    script = everstep.script("wait_for('never') if rank else None")
-    facts = HostFacts(
-        state_dir=str(everstep.state),
-        working_dir=str(script.parent),
-        cpus=1,
-        gpus=0,
-        uid="ab12cd34",
+    script = everstep.script(
+        """
+attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
+if rank == 0:
+    (here / "new").write_text(str(os.getpid()))
+    (here / "new").rename(here / f"pid-{attempt}")
+    sys.exit(0)
+wait_for(f"pid-{attempt}")
+pid = (here / f"pid-{attempt}").read_text()
+while pathlib.Path("/proc", pid).exists():
+    time.sleep(0.02)
+raise RuntimeError("Connection closed by peer")
+"""
     )
-    made = plan(parse([*TWO_BY_TWO, str(script)]), facts)
-    policy = msgspec.structs.replace(made.spec.policy, early_exit_s=0.5, settle_s=0.1)
-    impatient = msgspec.structs.replace(made.spec, policy=policy)
-    run.start(msgspec.structs.replace(made, spec=impatient), None, print)
-    done = everstep("attach", "j")
+    done = everstep("run", *TWO_BY_TWO, script)
     assert done.code != 0
-    assert "rank 0" in done.err
-    assert "exit code 0" in done.err or "exited with 0" in done.err
+    print(done.err)
+    assert "rank 0 ended with exit code 0 while other ranks still trained" in done.err
     assert not left_of(everstep.job("j"))
 
 
 def test_a_detached_job_is_attached_to_asked_about_and_stopped(everstep: Everstep) -> None:
     script = everstep.script("print('up', flush=True); wait_for('never')")
-    started = everstep.json("run", *TWO_BY_TWO, "--detach", script)
-    assert started["job"] == "j"
+    started = everstep("run", *TWO_BY_TWO, "--detach", "--json", script)
+    assert json.loads(started.out)["job"] == "j"
     wait_until(lambda: ranks_run(everstep), "four ranks")
     wait_until(lambda: everstep.json("status")["phase"] == "running", "a running job")
     assert [m["condition"] for m in everstep.json("status", "j")["machines"]] == ["member"] * 2

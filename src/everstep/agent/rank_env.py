@@ -17,7 +17,7 @@ from everstep.model import Rank, Term
 from everstep.trainer.context import VARIABLE, AttachContext
 
 ROLE = "default"
-"""torchrun's own default: one role for all. `everstep run --role` puts another into the job's env."""
+"""torchrun's default: one role for all. `everstep run --role` puts another into the job's env."""
 
 
 _UNLESS_SET = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}

@@ -44,6 +44,7 @@ FURTHER_STEPS = 10
 """Steps after a fault that prove that training goes on."""
 PATIENCE_S = 90.0
 POLL_S = 0.1
+GONE_WITHIN_S = 20.0
 SAY_S = 5.0
 """Seconds between two lines of progress where the output is no terminal."""
 
@@ -283,11 +284,18 @@ class Demo:
         return incidents
 
     def _check_nothing_left(self) -> None:
+        """The controller and its keeper go last: they give viewers a second to see the result."""
         spec = spec_of(self._job)
         shm = SHM_ROOT / shm_dir(spec.job, spec.uid, MachineId("")).name
-        left = [path.name for path in SHM_ROOT.glob(f"{shm.name}*")]
-        running = [path for path in self._job.root.rglob("*.pid") if read_pid_file(path)]
-        if left or running:
+        deadline = time.monotonic() + GONE_WITHIN_S
+        while True:
+            left = [path.name for path in SHM_ROOT.glob(f"{shm.name}*")]
+            running = [path for path in self._job.root.rglob("*.pid") if read_pid_file(path)]
+            if not left and not running:
+                return
+            if time.monotonic() < deadline:
+                time.sleep(POLL_S)
+                continue
             raise Broken(f"the job is over, and these are left: {left} {running}")
 
     # --- the undisturbed one ---

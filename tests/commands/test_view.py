@@ -72,7 +72,7 @@ def test_output_incidents_and_the_end_are_shown(
     assert shown.out.splitlines() == ["[rank3]: loss 1.5", "[rank0]: the last line"]
     told = shown.err
     assert told.count("incident i1 opened: rank 3 died of signal 9") == 1
-    assert told.count("incident i1 closed: recovered, from step 7") == 1
+    assert told.count("incident i1 closed: recovered; restored step 7") == 1
     assert "detecting 0.25 s, restarting 1.50 s" in told
     assert "generation 2 begins, from step 7" in told
     assert "what happened" in told

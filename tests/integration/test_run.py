@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from everstep.commands import jobs
-from everstep.processes import everyone, send_signal
+from everstep.processes import everyone, read_pid_file, send_signal, wait_gone
 from tests.integration.command import (
     Everstep,
     everstep_in,
@@ -144,6 +144,36 @@ def test_after_kill_9_of_everything_clean_leaves_nothing(everstep: Everstep) -> 
     assert not left_of(job)
     assert everstep("clean", "j").out == "job j: nothing was left\n"
     assert jobs.spec_of(job).job == "j"
+
+
+def test_a_controller_and_a_machine_are_brought_by_hand(everstep: Everstep) -> None:
+    script = everstep.script("wait_for('go')")
+    everstep("run", *TWO_BY_TWO, "--detach", script)
+    wait_until(lambda: everstep("status").code == 0, "a controller")
+    wait_until(lambda: everstep.json("status")["phase"] == "running", "a running job")
+    job = everstep.job("j")
+    refused = everstep("controller", "j", "--resume")
+    assert refused.code == 2
+    assert "Job j has a keeper already" in refused.err
+    for pid_file in (job.keeper_pid, job.controller_pid):
+        process = read_pid_file(pid_file)
+        assert process is not None
+        send_signal(process, signal.SIGKILL)
+        wait_gone([process], 10.0)
+    assert "say --resume" in everstep("controller", "j").err
+
+    keeper = everstep.popen("controller", "j", "--resume")
+    wait_until(lambda: everstep.json("status")["term"] == 2, "the next term")
+    spare = everstep.popen("agent", "j")
+    wait_until(lambda: len(everstep.json("status")["machines"]) == 3, "one more machine")
+    assert everstep.json("status")["generation"] == 1
+    (script.parent / "go").touch()
+    assert everstep("attach", "j").code == 0
+    for foreground in (keeper, spare):
+        foreground.communicate(timeout=60)
+        assert foreground.returncode == 0
+    assert [everstep.starts(rank) for rank in range(4)] == [1, 1, 1, 1]
+    assert not left_of(job)
 
 
 def test_a_lost_terminal_ends_the_viewer_and_nothing_else(everstep: Everstep) -> None:

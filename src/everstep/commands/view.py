@@ -118,10 +118,10 @@ class Viewer:
             return
         status = self._watched.client.status()
         self._status_at = time.monotonic()
-        for line in tables.news(self._status, status):
-            self._screen.say(line)
         if _differ(self._status, status):
             self._show_incidents(self._watched.client.incidents())
+        for line in tables.news(self._status, status):
+            self._screen.say(line)
         self._status = status
         self._screen.progress(tables.progress(status))
 

@@ -68,7 +68,8 @@ class Job:
 
     def __init__(self, root: Path, shm: str) -> None:
         self.dir = root / "job"
-        self.machine = JobPaths(root, JobId("job")).machine(MachineId("m0"))
+        self.paths = JobPaths(root, JobId("job"))
+        self.machine = self.paths.machine(MachineId("m0"))
         self.work = root / "work"
         self.shm = shm_dir(JobId("job"), shm, MachineId("m0"))
         self.uid = shm

@@ -83,7 +83,7 @@ class Effects:
         self.telling: set[Rank] = set()
         """Ranks whose end was said to the controller and is not known to have arrived."""
         self.leaving = False
-        """Whether this machine's shared memory is gone, or about to be."""
+        """Whether all that is on this machine is being ended: no news, nothing to remember."""
         self.started_at = time.monotonic()
         """When the newest ranks were forked."""
         self._hands = hands
@@ -211,9 +211,9 @@ class Effects:
     async def _leave(self, action: LeaveMachine) -> None:
         """End everything; the keeper does the rest when it sees our exit code."""
         hands, paths = self._hands, self._here.paths
+        self.leaving = True
         await self._end_fork()
         left = await hands.ending.prove_gone(ALL, Deadlines(0.0, self.policy.gone_within_s))
-        self.leaving = True
         slots.remove_all(self._here.shm)
         if left:
             say(f"processes that do not end: {left}; the keeper goes on trying")

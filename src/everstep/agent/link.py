@@ -49,6 +49,8 @@ class Shell(Protocol):
 
     def disconnected(self, event: ControllerDisconnected) -> None: ...
     def ordered(self, event: OrderReceived) -> None: ...
+    def acknowledged(self) -> None:
+        """The controller has journalled every report that must arrive."""
 
 
 class ControllerLink:
@@ -64,7 +66,9 @@ class ControllerLink:
         self._frames: deque[wire.AnyFrame] = deque()
         self._wake = asyncio.Event()
         self._acknowledged = asyncio.Event()
+        self._acknowledged.set()
         self._connected = False
+        self._written = True
         self._said = ""
 
     @property
@@ -77,6 +81,11 @@ class ControllerLink:
         """Whether the controller has journalled every report that must arrive."""
         return self._link.unacked == 0
 
+    @property
+    def all_written(self) -> bool:
+        """Whether everything sent so far is in the kernel's hands: it outlives this process."""
+        return self._written
+
     def send(self, report: Report) -> None:
         """Say this now or when there is a controller again; progress and output may be lost."""
         body = wire.encode_report(report)
@@ -85,7 +94,9 @@ class ControllerLink:
             frame = self._link.unreliable(body)
         else:
             frame = self._link.send(body, time.monotonic())
+            self._acknowledged.clear()
         if self._connected:
+            self._written = False
             self._frames.append(frame)
             self._wake.set()
 
@@ -93,9 +104,7 @@ class ControllerLink:
         """Whether everything sent so far is journalled by the controller within this time."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s):
-                while not self.all_acknowledged:
-                    self._acknowledged.clear()
-                    await self._acknowledged.wait()
+                await self._acknowledged.wait()
         return self.all_acknowledged
 
     async def run(self) -> None:
@@ -183,7 +192,8 @@ class ControllerLink:
         self._frames.clear()
         self._frames.extend(self._link.resume(welcome.received, time.monotonic()))
         self._connected = True
-        self._acknowledged.set()
+        if self.all_acknowledged:
+            self._acknowledged.set()
         self._say_once(f"connected to the controller of term {welcome.term}")
         self._shell.connected(ControllerConnected(term=welcome.term), welcome)
         self._wake.set()
@@ -203,7 +213,9 @@ class ControllerLink:
                 if number != wire.UNRELIABLE:
                     self._link.delivered(number)
                 self._shell.ordered(OrderReceived(term=directive.term, order=directive.order))
-            self._acknowledged.set()
+            if self.all_acknowledged and not self._acknowledged.is_set():
+                self._acknowledged.set()
+                self._shell.acknowledged()
             self._wake.set()
 
     async def _write(self, socket: ClientConnection) -> None:
@@ -215,6 +227,7 @@ class ControllerLink:
             self._frames.extend(self._link.due(time.monotonic()))
             while self._frames:
                 await socket.send(wire.encode(self._frames.popleft()))
+            self._written = True
             acknowledgement = self._link.ack_due()
             if acknowledgement is not None:
                 await socket.send(wire.encode(acknowledgement))

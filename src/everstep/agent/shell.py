@@ -131,7 +131,8 @@ class AgentShell:
         if hands.link.all_acknowledged:
             memory.told = sorted({*memory.told, *self._effects.telling})
         memory.store_port = hands.port.number
-        memory.shown = hands.output.shown
+        if hands.link.all_written:
+            memory.shown = hands.output.shown
         self._memory_file.write(memory)
 
     # --- what the link says ---
@@ -161,9 +162,14 @@ class AgentShell:
     def ordered(self, event: OrderReceived) -> None:
         self._events.put_nowait(event)
 
+    def acknowledged(self) -> None:
+        self._remember()
+
     # --- what the ranks show ---
 
     def _rank_exited(self, event: RankExited) -> None:
+        if self._effects.leaving:
+            return
         if self._hands.link.connected:
             for lines in self._hands.output.rest_of(event.rank, event.generation):
                 self._hands.link.send(lines)

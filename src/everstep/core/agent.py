@@ -264,6 +264,9 @@ class AgentCore:
         known = self.ranks.get(event.rank)
         if known is not None and known.exit is not None and known.generation == event.generation:
             return
+        in_the_books = known is not None and known.generation == event.generation
+        if event.generation < self.generation and not in_the_books:
+            return  # heard late: its generation was proven gone, and this one's rank may run
         self.ranks[event.rank] = RankStatus(
             rank=event.rank,
             generation=event.generation,

@@ -85,9 +85,8 @@ class Job:
             uid=self.uid,
             command=tuple(command),
             working_dir=str(self.work),
-            nnodes=1,
             checkpoint=CheckpointSpec(directory=str(self.dir / "checkpoints")),
-            **{"nproc_per_node": 2, **fields},
+            **{"nnodes": 1, "nproc_per_node": 2, **fields},
         )
         setup = MachineSetup(
             job=spec.job,

@@ -45,9 +45,14 @@ class StorePort:
                 f" {error.strerror}; the next start gets another one"
             ) from error
 
-    def _replace(self, fresh: socket.socket) -> None:
+    def close(self) -> None:
+        """Let the port go."""
         if self._held is not None:
             self._held.close()
+        self._held = None
+
+    def _replace(self, fresh: socket.socket) -> None:
+        self.close()
         self._held = fresh
 
 

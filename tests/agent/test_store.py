@@ -73,7 +73,7 @@ def test_a_store_that_never_listens_is_left_to_torch(created: list[tuple[str, An
 
 
 def test_torch_has_the_names_that_this_hangs_on() -> None:
-    rendezvous = importlib.import_module("torch.distributed.rendezvous")
+    rendezvous: Any = importlib.import_module("torch.distributed.rendezvous")
     before = rendezvous.TCPStore
     try:
         await_store()

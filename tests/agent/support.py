@@ -16,7 +16,7 @@ import msgspec
 from everstep.agent.fork import GREETING, ForkReply, ForkRequest, frame, read
 from everstep.cluster.keepers import command, machine_keeper
 from everstep.files import read_json, write_atomically
-from everstep.model import CheckpointSpec, JobId, JobSpec, MachineId
+from everstep.model import CheckpointSpec, Generation, JobId, JobSpec, MachineId
 from everstep.paths import JobPaths, MachineSetup, shm_dir
 from everstep.processes import read_pid_file
 
@@ -100,6 +100,10 @@ class Job:
         write_atomically(self.dir / "spec.json", spec)
         write_atomically(self.machine.setup, setup)
         return spec
+
+    def next_generation(self) -> Generation:
+        self.generation += 1
+        return Generation(self.generation)
 
     def start(self, *services: str) -> None:
         """Start the machine's keeper with these of its services."""

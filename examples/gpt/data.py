@@ -12,7 +12,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-
 TEXT_BYTES = 1_000_000
 """Of about 5 MB: reading them all at every start would take longer than the rest of a restart."""
 

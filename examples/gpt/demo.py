@@ -47,7 +47,6 @@ FURTHER_STEPS = 10
 PATIENCE_S = 90.0
 POLL_S = 0.1
 GONE_WITHIN_S = 20.0
-WIDTH = 100
 LEAVE_S = 10.0
 """Time for the last processes to end after the job said how it ended."""
 SAY_S = 5.0
@@ -184,7 +183,7 @@ class Demo:
         self._check_nothing_left()
         undisturbed = self._undisturbed()
         self._compare(undisturbed)
-        show.console.print(table(costs, incidents), width=WIDTH)
+        show.console.print(table(costs, incidents))
         show.say("\n" + tables.account(incidents.seconds, incidents.ettr))
 
     # --- the disturbed run ---
@@ -368,9 +367,9 @@ def steps_lost(incident: IncidentView) -> int:
 
 def table(costs: list[Cost], incidents: IncidentsView) -> Table:
     """Per fault the seconds spent, by what they were spent on, and the steps lost."""
-    shown = Table(title="seconds that each fault cost", box=None, pad_edge=False)
+    shown = Table(title="Seconds and steps that each fault cost", box=None, padding=(0, 1, 0, 0))
     shown.add_column("fault", no_wrap=True)
-    for title in (*(title for _, title in tables.IN_TABLE), "total", "steps lost"):
+    for title in (*(title for _, title in tables.IN_TABLE), "total", "steps"):
         shown.add_column(title, justify="right", no_wrap=True)
     for cost in costs:
         if cost.incident is None:

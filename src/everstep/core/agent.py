@@ -227,7 +227,9 @@ class AgentCore:
         order = self._working.get(event.action)
         if order is None:  # the lease ended: the dead ranks are told of when there is a controller
             return
-        self.ranks = {}
+        # Those of the generation itself are left: a controller that lost its records may ask twice.
+        kept = {rank: s for rank, s in self.ranks.items() if s.generation >= event.generation}
+        self.ranks = kept
         self._answer(
             order,
             RanksStopped(

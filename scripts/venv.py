@@ -11,9 +11,9 @@ import sys
 
 OLDEST = (3, 11)
 TORCH = "torch==2.13.0"
-FIND_TORCH = """
-import importlib.util
-spec = importlib.util.find_spec("torch")
+FIND = """
+import importlib.util, sys
+spec = importlib.util.find_spec(sys.argv[1])
 print(spec.submodule_search_locations[0] if spec else "")
 """
 
@@ -26,15 +26,17 @@ def main(directory: str) -> None:
     python = os.path.join(directory, "bin", "python")
     if not os.path.exists(python):
         make(directory)
-    theirs = torch_of(sys.executable)
-    if not torch_of(python) and theirs:
-        say(f"using the torch that you have: {theirs}")
-        see_also(python, os.path.dirname(theirs))
-    if not torch_of(python):
-        say(f"installing {TORCH} (a few minutes, once)")
-        pip(python, TORCH)
+    # Before the user's packages can be seen: else pip would leave out what they have of ours.
     say("installing everstep and its tools")
     pip(python, "-e", ".[dev]")
+    theirs = directory_of("torch", sys.executable)
+    if theirs and not directory_of("torch", python):
+        say(f"using the torch that you have: {theirs}")
+        see_also(python, os.path.dirname(theirs))
+    for package in (TORCH, "numpy"):
+        if not directory_of(package.partition("=")[0], python):
+            say(f"installing {package} (torch takes a few minutes, once)")
+            pip(python, package)
     say(f"ready: {directory}")
 
 
@@ -52,9 +54,9 @@ def make(directory: str) -> None:
         )
 
 
-def torch_of(python: str) -> str:
-    """Directory of the torch that this Python finds, from a directory that holds none."""
-    argv = [python, "-c", FIND_TORCH]
+def directory_of(package: str, python: str) -> str:
+    """Where this Python has the package, asked in a directory that holds none; empty: nowhere."""
+    argv = [python, "-c", FIND, package]
     found = subprocess.run(
         argv, stdout=subprocess.PIPE, universal_newlines=True, cwd="/", check=False
     )

@@ -9,6 +9,7 @@ after Ctrl-C.
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import signal
@@ -37,13 +38,17 @@ from everstep.processes import Process, descendants, identify, read_pid_file, se
 
 TRAIN = Path(__file__).with_name("train.py")
 MACHINES, RANKS_EACH = 4, 2
-STEPS = 500
+STEPS_PER_CORE = 300
+"""Enough for half a minute, in which the five faults have to happen; eight cores are all used."""
 DISK_EVERY = 25
 """Steps between two copies to disk: what the loss of a machine may cost here."""
 FURTHER_STEPS = 10
 """Steps after a fault that prove that training goes on."""
 PATIENCE_S = 90.0
 POLL_S = 0.1
+GONE_WITHIN_S = 20.0
+LEAVE_S = 10.0
+"""Time for the last processes to end after the job said how it ended."""
 SAY_S = 5.0
 """Seconds between two lines of progress where the output is no terminal."""
 
@@ -76,10 +81,10 @@ class Cost(NamedTuple):
     """What became of one fault."""
 
     fault: Fault
-    incident: str
-    """Its number, empty if ranks never stopped."""
     back_s: float
-    """From the command until it was proven recovered."""
+    """From the command until training was proven to go on."""
+    incident: int | None = None
+    """Which of the job's incidents it was; None if no rank noticed."""
 
 
 class Losses:
@@ -113,14 +118,16 @@ class Losses:
 
     @property
     def newest(self) -> float:
-        return float.fromhex(self.of[max(self.of)]) if self.of else float("nan")
+        """Loss of the newest step; there must be one."""
+        return float.fromhex(self.of[max(self.of)])
 
 
 class Show:
     """A bar that moves while the training works; lines above it. Plain lines without a terminal."""
 
-    def __init__(self) -> None:
+    def __init__(self, steps: int) -> None:
         self.console = Console(highlight=False)
+        self._steps = steps
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -135,17 +142,18 @@ class Show:
     @contextmanager
     def training(self, title: str) -> Iterator[None]:
         with self._bar:
-            self._task = self._bar.add_task(title, total=STEPS, loss="unknown")
+            self._task = self._bar.add_task(title, total=self._steps, loss="not yet known")
             yield
             self._bar.remove_task(self._task)
 
     def losses(self, losses: Losses) -> None:
         assert self._task is not None, "called while training"
-        done, loss = losses.read(), f"{losses.newest:.4f}"
+        done = losses.read()
+        loss = f"{losses.newest:.4f}" if done else "not yet known"
         self._bar.update(self._task, completed=done, loss=loss)
         if not self.console.is_terminal and time.monotonic() > self._said_at + SAY_S:
             self._said_at = time.monotonic()
-            self.say(f"  step {done} of {STEPS}, loss {loss}")
+            self.say(f"  step {done} of {self._steps}, loss {loss}" if done else "  starting")
 
     def say(self, line: str) -> None:
         self.console.print(line, markup=False, soft_wrap=True)
@@ -154,8 +162,9 @@ class Show:
 class Demo:
     """One disturbed and one undisturbed run in one directory, which is removed at the end."""
 
-    def __init__(self, directory: Path, show: Show) -> None:
+    def __init__(self, directory: Path, show: Show, steps: int) -> None:
         self._directory = directory
+        self._steps = steps
         self._show = show
         self._job = JobPaths(directory / "state", "demo")  # type: ignore[arg-type]
         self._losses = Losses(directory / "losses")
@@ -175,7 +184,7 @@ class Demo:
         undisturbed = self._undisturbed()
         self._compare(undisturbed)
         show.console.print(table(costs, incidents))
-        show.say(tables.account(incidents.seconds, incidents.ettr))
+        show.say("\n" + tables.account(incidents.seconds, incidents.ettr))
 
     # --- the disturbed run ---
 
@@ -189,7 +198,7 @@ class Demo:
 
     def _script_flags(self, suffix: str) -> list[str]:
         return [
-            *("--steps", str(STEPS), "--batch", "8"),
+            *("--steps", str(self._steps), "--batch", "8"),
             *("--loss-log", str(self._directory / f"losses{suffix}")),
             *("--digest", str(self._directory / f"digest{suffix}")),
         ]
@@ -221,13 +230,13 @@ class Demo:
         back_s, after = time.monotonic() - begun, self._status()
         if not each.service:
             self._show.say(f"  recovered; proven after {back_s:.1f} s")
-            return Cost(each.fault, str(before.incidents + 1), back_s)
+            return Cost(each.fault, back_s, before.incidents)
         if (after.incidents, after.generation) != (before.incidents, before.generation):
             raise Broken(f"{each.fault} restarted ranks: it should cost no step")
         if self._losses.again != again:
             raise Broken(f"{each.fault} made rank 0 do a step again: it should cost none")
         self._show.say(f"  a new {each.service} after {back_s:.1f} s, and no step was lost")
-        return Cost(each.fault, "", back_s)
+        return Cost(each.fault, back_s)
 
     def _pid_file(self, each: Break) -> Path:
         if each.service == "controller":
@@ -264,7 +273,10 @@ class Demo:
             self._show.losses(self._losses)
             result = result_of(self._job)
             if result is not None and not condition():
-                raise Broken(f"the job {result.outcome} while waiting for {what}: {result.why}")
+                raise Broken(
+                    f"the job {result.outcome} while waiting for {what}: {result.why}; if it was "
+                    "too fast for five faults, give more --steps"
+                )
             if time.monotonic() > deadline:
                 raise Broken(f"no {what} within {PATIENCE_S:.0f} s")
             time.sleep(POLL_S)
@@ -283,11 +295,18 @@ class Demo:
         return incidents
 
     def _check_nothing_left(self) -> None:
+        """The controller and its keeper go last: they give viewers a second to see the result."""
         spec = spec_of(self._job)
         shm = SHM_ROOT / shm_dir(spec.job, spec.uid, MachineId("")).name
-        left = [path.name for path in SHM_ROOT.glob(f"{shm.name}*")]
-        running = [path for path in self._job.root.rglob("*.pid") if read_pid_file(path)]
-        if left or running:
+        deadline = time.monotonic() + GONE_WITHIN_S
+        while True:
+            left = [path.name for path in SHM_ROOT.glob(f"{shm.name}*")]
+            running = [path for path in self._job.root.rglob("*.pid") if read_pid_file(path)]
+            if not left and not running:
+                return
+            if time.monotonic() < deadline:
+                time.sleep(POLL_S)
+                continue
             raise Broken(f"the job is over, and these are left: {left} {running}")
 
     # --- the undisturbed one ---
@@ -310,19 +329,19 @@ class Demo:
                 stderr=subprocess.STDOUT,
             )
             try:
-                while process.poll() is None and losses.read() < STEPS:
+                while process.poll() is None and losses.read() < self._steps:
                     self._show.losses(losses)
                     time.sleep(POLL_S)
                 process.wait()
             finally:
                 end(process)
-        if losses.read() < STEPS:
+        if losses.read() < self._steps:
             raise Broken(f"torchrun failed: {log.read_text(errors='replace')[-2000:]}")
         return losses
 
     def _compare(self, undisturbed: Losses) -> None:
         ours, theirs = self._losses.of, undisturbed.of
-        differ = sorted(step for step in range(STEPS) if ours.get(step) != theirs.get(step))
+        differ = sorted(step for step in range(self._steps) if ours.get(step) != theirs.get(step))
         if differ:
             raise Broken(f"{len(differ)} losses differ from the undisturbed run: {differ[:10]}...")
         digests = [
@@ -331,8 +350,8 @@ class Demo:
         if digests[0] != digests[1]:
             raise Broken(f"the trained parameters differ: {digests}")
         self._show.say(
-            f"\nAll {STEPS} losses and the trained parameters are those of the undisturbed run, "
-            f"bit for bit ({self._losses.again} steps were done again).\n"
+            f"\nAll {self._steps} losses and the trained parameters are those of the undisturbed "
+            f"run, bit for bit ({self._losses.again} steps were done again).\n"
         )
 
     def clean(self) -> None:
@@ -348,18 +367,18 @@ def steps_lost(incident: IncidentView) -> int:
 
 def table(costs: list[Cost], incidents: IncidentsView) -> Table:
     """Per fault the seconds spent, by what they were spent on, and the steps lost."""
-    shown = Table(box=None, pad_edge=False, header_style="bold")
-    shown.add_column("fault")
-    for title in (*(f"{title} s" for _, title in tables.IN_TABLE), "total s", "steps lost"):
-        shown.add_column(title, justify="right")
+    shown = Table(title="Seconds and steps that each fault cost", box=None, padding=(0, 1, 0, 0))
+    shown.add_column("fault", no_wrap=True)
+    for title in (*(title for _, title in tables.IN_TABLE), "total", "steps"):
+        shown.add_column(title, justify="right", no_wrap=True)
     for cost in costs:
-        found = [each for each in incidents.incidents if each.incident == cost.incident]
-        if not found:
-            shown.add_row(cost.fault, *("0" for _ in tables.IN_TABLE), "0", "0")
+        if cost.incident is None:
+            shown.add_row(cost.fault, *("-" for _ in tables.IN_TABLE), "-", "0")
             continue
-        seconds = [found[0].seconds.get(owner, 0.0) for owner, _ in tables.IN_TABLE]
+        incident = incidents.incidents[cost.incident]
+        seconds = [incident.seconds.get(owner, 0.0) for owner, _ in tables.IN_TABLE]
         cells = [f"{amount:.2f}" for amount in (*seconds, sum(seconds))]
-        shown.add_row(cost.fault, *cells, str(steps_lost(found[0])))
+        shown.add_row(cost.fault, *cells, str(steps_lost(incident)))
     return shown
 
 
@@ -387,9 +406,13 @@ def interrupted(number: int, frame: FrameType | None) -> NoReturn:
 
 def main() -> int:
     signal.signal(signal.SIGTERM, interrupted)
-    show = Show()
+    parser = argparse.ArgumentParser(description="Train on stand-in machines and break each part.")
+    steps = STEPS_PER_CORE * min(os.cpu_count() or 1, MACHINES * RANKS_EACH)
+    parser.add_argument("--steps", type=int, default=steps, help=f"here: {steps}")
+    steps = parser.parse_args().steps
+    show = Show(steps)
     directory = Path(tempfile.mkdtemp(prefix="everstep-demo-"))
-    demo = Demo(directory, show)
+    demo = Demo(directory, show, steps)
     begun = time.monotonic()
     try:
         demo.run()

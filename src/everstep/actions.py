@@ -205,5 +205,12 @@ Decision = (
 
 ControllerAction = Order | Decision
 
-DURABLE = (BeginGeneration, EvictMachine, RequestMachines, FinishJob, EndController)
+DURABLE = (
+    BeginGeneration,
+    StartRanks,
+    EvictMachine,
+    RequestMachines,
+    FinishJob,
+    EndController,
+)
 """Actions before which the journal is fsynced: what must never be decided twice differently."""

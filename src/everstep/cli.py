@@ -14,6 +14,7 @@ import typer
 
 from everstep import __version__
 from everstep.commands import foreground, jobs, launch, order, show
+from everstep.commands.run import TOKEN_VARIABLE
 from everstep.model import EverstepError, Fault, UserError
 from everstep.paths import JobPaths
 
@@ -46,7 +47,9 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Show it, and do nothing
 )
 def run(context: typer.Context) -> None:
     """Run a training script; torchrun's flags mean what they mean there (run --help)."""
-    raise typer.Exit(launch.run(context.args, os.environ))
+    # Taken away from the environment: ranks inherit that, and the token is none of their business.
+    token = os.environ.pop(TOKEN_VARIABLE, None)
+    raise typer.Exit(launch.run(context.args, os.environ, token))
 
 
 @app.command()
@@ -133,12 +136,17 @@ def clean(
     state_dir: StateDir = None,
     json: Json = False,
 ) -> None:
-    """End every process of a job on this host, remove its shared memory; its records stay."""
+    """End every process of a job on this host, remove its shared memory; its records stay.
+
+    With --all, jobs that are under control of a living controller are left alone.
+    """
     if everything == (job is not None):
         raise UserError("Name a job, or say --all: clean ends what it finds.")
-    found = jobs.all_jobs(jobs.state_dir(state_dir, os.environ))
-    chosen = found if everything else [_job(job, state_dir)]
-    order.clean(chosen, forget=forget, dry_run=dry_run, json=json)
+    what = order.Cleaning(forget=forget, dry_run=dry_run)
+    if everything:
+        order.clean_all(jobs.all_jobs(jobs.state_dir(state_dir, os.environ)), what, json=json)
+    else:
+        order.clean([_job(job, state_dir)], what, json=json)
 
 
 @app.command()
@@ -157,6 +165,10 @@ def main() -> None:
     except EverstepError as error:
         sys.stderr.write(f"everstep: {error}\n")
         sys.exit(error.exit_code)
+    except OSError as error:
+        what = error.filename or "the operating system"
+        sys.stderr.write(f"everstep: {what}: {error.strerror or error}.\n")
+        sys.exit(1)
 
 
 def _job(name: str | None, state: str | None) -> JobPaths:

@@ -16,7 +16,7 @@ import msgspec
 from everstep.agent.fork import GREETING, ForkReply, ForkRequest, frame, read
 from everstep.cluster.keepers import command, machine_keeper
 from everstep.files import read_json, write_atomically
-from everstep.model import CheckpointSpec, JobId, JobSpec, MachineId
+from everstep.model import CheckpointSpec, Generation, JobId, JobSpec, MachineId
 from everstep.paths import JobPaths, MachineSetup, shm_dir
 from everstep.processes import read_pid_file
 
@@ -68,7 +68,8 @@ class Job:
 
     def __init__(self, root: Path, shm: str) -> None:
         self.dir = root / "job"
-        self.machine = JobPaths(root, JobId("job")).machine(MachineId("m0"))
+        self.paths = JobPaths(root, JobId("job"))
+        self.machine = self.paths.machine(MachineId("m0"))
         self.work = root / "work"
         self.shm = shm_dir(JobId("job"), shm, MachineId("m0"))
         self.uid = shm
@@ -84,9 +85,8 @@ class Job:
             uid=self.uid,
             command=tuple(command),
             working_dir=str(self.work),
-            nnodes=1,
             checkpoint=CheckpointSpec(directory=str(self.dir / "checkpoints")),
-            **{"nproc_per_node": 2, **fields},
+            **{"nnodes": 1, "nproc_per_node": 2, **fields},
         )
         setup = MachineSetup(
             job=spec.job,
@@ -100,6 +100,10 @@ class Job:
         write_atomically(self.dir / "spec.json", spec)
         write_atomically(self.machine.setup, setup)
         return spec
+
+    def next_generation(self) -> Generation:
+        self.generation += 1
+        return Generation(self.generation)
 
     def start(self, *services: str) -> None:
         """Start the machine's keeper with these of its services."""

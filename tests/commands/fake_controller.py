@@ -13,7 +13,13 @@ import msgspec
 
 from everstep.actions import Outcome
 from everstep.controller.output import OutputLine, OutputPage
-from everstep.controller.views import IncidentsView, IncidentView, OutcomeView, StatusView
+from everstep.controller.views import (
+    IncidentsView,
+    IncidentView,
+    MachineView,
+    OutcomeView,
+    StatusView,
+)
 from everstep.core.ettr import Owner
 from everstep.core.state import Phase
 from everstep.files import write_atomically
@@ -22,6 +28,8 @@ from everstep.model import (
     Generation,
     JobId,
     JobSpec,
+    MachineId,
+    NodeRank,
     Rank,
     Step,
     Term,
@@ -77,6 +85,18 @@ def status_view(**changed: Any) -> StatusView:
         "notes": (),
     }
     return StatusView(**(told | changed))
+
+
+def machine_view(name: str, position: int | None, ranks: tuple[int, ...]) -> MachineView:
+    return MachineView(
+        machine=MachineId(name),
+        host="h",
+        address="a",
+        node_rank=None if position is None else NodeRank(position),
+        ranks=tuple(map(Rank, ranks)),
+        condition="standby" if position is None else "member",
+        why="",
+    )
 
 
 def ended_view(exit_code: int = 0, detail: str = "") -> StatusView:

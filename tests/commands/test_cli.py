@@ -154,7 +154,7 @@ def test_a_live_controller_answers_status_and_incidents(everstep: Everstep) -> N
         assert json.loads(everstep("status", "--json").out)["finished_by_all"] == 7
         shown = everstep("incidents").out
         assert "rank 3 died of signal 9" in shown
-        assert "recovered, from step 7" in shown
+        assert "recovered; restored step 7" in shown
         assert json.loads(everstep("incidents", "--json").out)["incidents"][0]["incident"] == "i1"
 
 

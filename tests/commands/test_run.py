@@ -13,7 +13,16 @@ import pytest
 from everstep.commands import jobs, run
 from everstep.commands.flags import parse
 from everstep.commands.plan import HostFacts, Plan, plan
-from everstep.commands.run import PortTaken, StateUnwritable, described, machine_directory, start
+from everstep.commands.presses import Presses
+from everstep.commands.run import (
+    Interrupted,
+    PortTaken,
+    StateUnwritable,
+    Waiting,
+    described,
+    machine_directory,
+    start,
+)
 from everstep.files import write_atomically
 from everstep.model import UserError
 from everstep.paths import JobPaths, JobResult
@@ -44,8 +53,7 @@ def paths_of(made_plan: Plan) -> JobPaths:
     return JobPaths(Path(made_plan.state_dir), made_plan.spec.job)
 
 
-def silently(_: str) -> None:
-    """Nobody listens."""
+silently = Waiting(say=lambda _: None, presses=Presses())
 
 
 def over(paths: JobPaths) -> None:
@@ -148,6 +156,17 @@ def test_a_machine_that_never_finds_its_controller_says_what_was_missing(
     assert "was not joined within 0 s" in str(raised.value)
     with pytest.raises(UserError, match=r"No controller answers at http://127\.0\.0\.1:9"):
         start(made(words, tmp_path), "a-token", silently)
+    assert not started
+
+
+def test_ctrl_c_while_waiting_for_the_controller_starts_nothing(
+    started: list[Path], tmp_path: Path
+) -> None:
+    pressed = Presses()
+    pressed.count = 1
+    made_plan = made("--nnodes 2 --node-rank 1 --rdzv-endpoint 127.0.0.1:9 t.py", tmp_path)
+    with pytest.raises(Interrupted, match="nothing was started"):
+        start(made_plan, "a-token", Waiting(lambda _: None, pressed))
     assert not started
 
 

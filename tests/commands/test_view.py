@@ -8,14 +8,17 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from everstep.commands import view
 from everstep.commands.client import Client, TokenRefused
 from everstep.commands.plan import Shown
+from everstep.commands.presses import Presses
 from everstep.commands.screen import Screen
 from everstep.commands.view import JobGone, Seen, Viewer, Watched
+from everstep.model import MachineId
 from everstep.processes import identify
 from tests.commands.fake_controller import (
     FakeController,
@@ -23,6 +26,7 @@ from tests.commands.fake_controller import (
     incident_view,
     job_in,
     listening,
+    machine_view,
     status_view,
 )
 
@@ -41,9 +45,9 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(view, "UNHEARD_S", 0.3)
 
 
-def watch(fake: FakeController, shown: Shown | None = None, *, url: str | None = None) -> Seen:
-    with Client(fake.paths, url=url) as client, Screen() as screen:
-        return Viewer(Watched(fake.paths, client, 2, shown or Shown()), screen).watch()
+def watch(fake: FakeController, *, url: str | None = None, **more: Any) -> Seen:
+    with Presses() as presses, Client(fake.paths, url=url) as client, Screen() as screen:
+        return Viewer(Watched(fake.paths, client, 2, **more), screen, presses).watch()
 
 
 def press() -> None:
@@ -72,7 +76,7 @@ def test_output_incidents_and_the_end_are_shown(
     assert shown.out.splitlines() == ["[rank3]: loss 1.5", "[rank0]: the last line"]
     told = shown.err
     assert told.count("incident i1 opened: rank 3 died of signal 9") == 1
-    assert told.count("incident i1 closed: recovered, from step 7") == 1
+    assert told.count("incident i1 closed: recovered; restored step 7") == 1
     assert "detecting 0.25 s, restarting 1.50 s" in told
     assert "generation 2 begins, from step 7" in told
     assert "what happened" in told
@@ -91,8 +95,31 @@ def test_ranks_that_were_not_asked_for_stay_off_the_terminal(
     for rank in range(4):
         fake.output(rank, f"I am {rank}")
     fake.end()
-    watch(fake, Shown(only=(1,)))
+    watch(fake, shown=Shown(only=(1,)))
     assert capsys.readouterr().out.splitlines() == ["[rank1]: I am 1", "[rank3]: I am 3"]
+
+
+def test_a_host_among_several_shows_its_own_ranks_and_leaves_incidents_to_another(
+    fake: FakeController, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for rank in range(4):
+        fake.output(rank, f"I am {rank}")
+    fake.incidents = (incident_view(),)
+    fake.status = status_view(incidents=1, incident="i1", machines=(), notes=("a note",))
+
+    def take_a_position(count: int) -> None:
+        if count == 3:
+            fake.status = status_view(
+                incidents=1, incident="i1", machines=(machine_view("m1", 1, (2, 3)),)
+            )
+        if count == 6:
+            fake.end()
+
+    fake.on_status = take_a_position
+    watch(fake, machine=MachineId("m1"), reports=False)
+    shown = capsys.readouterr()
+    assert shown.out.splitlines() == ["[rank2]: I am 2", "[rank3]: I am 3"]
+    assert shown.err == "everstep: job j finished: so it was\n"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

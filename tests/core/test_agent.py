@@ -226,6 +226,19 @@ def test_the_end_that_was_ordered_is_no_news() -> None:
     assert agent.tell(exited(0, 1)) == []
 
 
+def test_an_end_heard_after_the_next_generation_began_does_not_hide_the_rank_that_runs() -> None:
+    agent = Agent()
+    agent.started(1)
+    agent.order(stop(2))
+    agent.tell(gone(2))
+    agent.order(start(2))
+    assert agent.tell(exited(0, 1)) == []
+    agent.tell(forked(2))
+    assert agent.tell(exited(1, 1)) == []
+    assert [rank.generation for rank in agent.core.running] == [2, 2]
+    assert only(agent.tell(exited(0, 2)), RankExited).generation == 2
+
+
 def test_first_progress_is_told_at_once_and_then_once_a_second() -> None:
     agent = Agent()
     agent.started(1)

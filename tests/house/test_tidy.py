@@ -20,6 +20,10 @@ PARAMETERS_MAX = 6
 BROAD_EXCEPTS = {"checkpoint/copier.py": 1, "trainer/feature.py": 1}
 """File below src/everstep -> handlers of Exception or wider. Only a shell's outermost loop, or a
 library inside someone else's training process, may have one; each says why in a comment."""
+SKIPS = {"tests/checkpoint/test_slots.py": 1}
+"""File -> tests that may be skipped. Only for want of a right that a user need not have; the reason
+is printed, and says what is tested instead."""
+_SKIP = re.compile(r"mark\.(?:skip|xfail)|pytest\.(?:skip|xfail|importorskip)")
 BANNED_NAMES = re.compile(r"manager|helper|utils?$|common|misc", re.IGNORECASE)
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -164,15 +168,13 @@ def test_names_say_what_things_are() -> None:
     assert not vague
 
 
-def test_no_test_is_skipped_in_silence() -> None:
-    skips = [
-        f"{name_of(path)}:{number}"
-        for path in python_files("tests")
-        if path != Path(__file__)
-        for number, line in enumerate(path.read_text().splitlines(), 1)
-        if re.search(r"mark\.(skip|xfail)|pytest\.(skip|xfail|importorskip)", line)
-    ]
-    assert not skips
+def test_skips_are_counted() -> None:
+    found: dict[str, int] = {}
+    for path in python_files("tests"):
+        count = len(_SKIP.findall(path.read_text())) if path != Path(__file__) else 0
+        if count:
+            found[name_of(path)] = count
+    assert found == SKIPS
 
 
 def test_the_repository_names_no_place_of_its_makers() -> None:

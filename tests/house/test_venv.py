@@ -29,9 +29,9 @@ def test_a_torch_that_the_user_has_is_seen_and_everything_else_of_the_venv_comes
     made = tmp_path / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(made)], check=True)
     python = str(made / "bin" / "python")
-    assert venv.torch_of(python) == ""
+    assert venv.directory_of("torch", python) == ""
     venv.see_also(python, str(theirs))
-    assert venv.torch_of(python) == str(theirs / "torch")
+    assert venv.directory_of("torch", python) == str(theirs / "torch")
     path = subprocess.run(
         [python, "-c", "import sys; print(*sys.path, sep='\\n')"],
         capture_output=True,

@@ -53,8 +53,13 @@ class Everstep:
         self.environ = {**os.environ, "EVERSTEP_HOME": str(self.state), "COLUMNS": "120"}
 
     def __call__(self, *words: str | Path) -> Done:
-        process = self.popen(*words)
-        out, err = process.communicate(timeout=WITHIN_S)
+        with self.popen(*words) as process:
+            try:
+                out, err = process.communicate(timeout=WITHIN_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                _, err = process.communicate()
+                raise AssertionError(f"everstep {words} does not end; it said: {err}") from None
         return Done(process.returncode, out, err)
 
     def popen(self, *words: str | Path, **more: Any) -> subprocess.Popen[str]:

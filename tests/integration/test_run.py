@@ -7,6 +7,7 @@ and a warm launcher costs seconds for each machine. Training is tested elsewhere
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import pty
 import signal
@@ -15,13 +16,10 @@ import termios
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
 import pytest
 
-from everstep.commands import jobs, run
-from everstep.commands.flags import parse
-from everstep.commands.plan import HostFacts, plan
-from everstep.processes import everyone, send_signal
+from everstep.commands import jobs
+from everstep.processes import everyone, read_pid_file, send_signal, wait_gone
 from tests.integration.command import (
     Everstep,
     everstep_in,
@@ -69,29 +67,31 @@ def test_a_script_that_raises_at_import_is_reported_with_its_traceback_and_not_r
 
 
 def test_a_rank_that_ends_early_alone_ends_the_job_with_a_reason(everstep: Everstep) -> None:
-    script = everstep.script("wait_for('never') if rank else None")
-    facts = HostFacts(
-        state_dir=str(everstep.state),
-        working_dir=str(script.parent),
-        cpus=1,
-        gpus=0,
-        uid="ab12cd34",
+    script = everstep.script(
+        """
+attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
+if rank == 0:
+    (here / "new").write_text(str(os.getpid()))
+    (here / "new").rename(here / f"pid-{attempt}")
+    sys.exit(0)
+wait_for(f"pid-{attempt}")
+pid = (here / f"pid-{attempt}").read_text()
+while pathlib.Path("/proc", pid).exists():
+    time.sleep(0.02)
+raise RuntimeError("Connection closed by peer")
+"""
     )
-    made = plan(parse([*TWO_BY_TWO, str(script)]), facts)
-    policy = msgspec.structs.replace(made.spec.policy, early_exit_s=0.5, settle_s=0.1)
-    impatient = msgspec.structs.replace(made.spec, policy=policy)
-    run.start(msgspec.structs.replace(made, spec=impatient), None, print)
-    done = everstep("attach", "j")
+    done = everstep("run", *TWO_BY_TWO, script)
     assert done.code != 0
-    assert "rank 0" in done.err
-    assert "exit code 0" in done.err or "exited with 0" in done.err
+    print(done.err)
+    assert "rank 0 ended with exit code 0 while other ranks still trained" in done.err
     assert not left_of(everstep.job("j"))
 
 
 def test_a_detached_job_is_attached_to_asked_about_and_stopped(everstep: Everstep) -> None:
     script = everstep.script("print('up', flush=True); wait_for('never')")
-    started = everstep.json("run", *TWO_BY_TWO, "--detach", script)
-    assert started["job"] == "j"
+    started = everstep("run", *TWO_BY_TWO, "--detach", "--json", script)
+    assert json.loads(started.out)["job"] == "j"
     wait_until(lambda: ranks_run(everstep), "four ranks")
     wait_until(lambda: everstep.json("status")["phase"] == "running", "a running job")
     assert [m["condition"] for m in everstep.json("status", "j")["machines"]] == ["member"] * 2
@@ -144,6 +144,36 @@ def test_after_kill_9_of_everything_clean_leaves_nothing(everstep: Everstep) -> 
     assert not left_of(job)
     assert everstep("clean", "j").out == "job j: nothing was left\n"
     assert jobs.spec_of(job).job == "j"
+
+
+def test_a_controller_and_a_machine_are_brought_by_hand(everstep: Everstep) -> None:
+    script = everstep.script("wait_for('go')")
+    everstep("run", *TWO_BY_TWO, "--detach", script)
+    wait_until(lambda: everstep("status").code == 0, "a controller")
+    wait_until(lambda: everstep.json("status")["phase"] == "running", "a running job")
+    job = everstep.job("j")
+    refused = everstep("controller", "j", "--resume")
+    assert refused.code == 2
+    assert "Job j has a keeper already" in refused.err
+    for pid_file in (job.keeper_pid, job.controller_pid):
+        process = read_pid_file(pid_file)
+        assert process is not None
+        send_signal(process, signal.SIGKILL)
+        wait_gone([process], 10.0)
+    assert "say --resume" in everstep("controller", "j").err
+
+    keeper = everstep.popen("controller", "j", "--resume")
+    wait_until(lambda: everstep.json("status")["term"] == 2, "the next term")
+    spare = everstep.popen("agent", "j")
+    wait_until(lambda: len(everstep.json("status")["machines"]) == 3, "one more machine")
+    assert everstep.json("status")["generation"] == 1
+    (script.parent / "go").touch()
+    assert everstep("attach", "j").code == 0
+    for foreground in (keeper, spare):
+        foreground.communicate(timeout=60)
+        assert foreground.returncode == 0
+    assert [everstep.starts(rank) for rank in range(4)] == [1, 1, 1, 1]
+    assert not left_of(job)
 
 
 def test_a_lost_terminal_ends_the_viewer_and_nothing_else(everstep: Everstep) -> None:

@@ -26,6 +26,10 @@ class MessageBroken(EverstepError):
     """What came over the launcher's socket is not a message of ours, or ended in its middle."""
 
 
+class NothingCame(MessageBroken):
+    """The other end closed the connection and said nothing."""
+
+
 class RankPlan(Value, frozen=True, kw_only=True):
     """One rank to start."""
 
@@ -94,7 +98,7 @@ def parse(body: bytes, of: type[_Message]) -> _Message:
 def length_of(header: bytes) -> int:
     """Length of the body behind this header of four bytes."""
     if len(header) != LENGTH.size:
-        raise MessageBroken("the connection ended before a message came")
+        raise NothingCame("the connection ended before a message came")
     (length,) = LENGTH.unpack(header)
     if length > MESSAGE_BYTES_MAX:
         raise MessageBroken(f"a message of {length} bytes was announced: that is garbage")

@@ -22,11 +22,10 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple, NoReturn
 
 from everstep.agent import fork, rank_main, warm
-from everstep.agent.fork import Forked, ForkReply, ForkRequest, RankPlan
+from everstep.agent.fork import Forked, ForkReply, ForkRequest, NothingCame, RankPlan
 from everstep.agent.rank_main import Program
-from everstep.files import read_json
-from everstep.model import EverstepError, JobId, JobSpec, UserError
-from everstep.paths import JobPaths, MachinePaths, MachineSetup
+from everstep.agent.this_machine import ThisMachine
+from everstep.model import EverstepError, UserError
 
 BACKLOG = 8
 """Waiting connections: one agent, and what is left of killed ones."""
@@ -58,8 +57,8 @@ def serve(path: Path, env: dict[str, str]) -> Program:
         connection.settimeout(ASKED_WITHIN_S)
         with connection, connection.makefile("rb") as stream:
             answer = _answer(connection, stream, env)
-            if isinstance(answer, ForkReply):
-                _send(connection, fork.frame(answer))
+            if not isinstance(answer, _RankOf):
+                _reply(connection, answer)
                 continue
         # A rank from here on. Python's objects go first: later they would close what is not theirs.
         listener.close()
@@ -73,13 +72,15 @@ class _RankOf(NamedTuple):
 
 def _answer(
     connection: socket.socket, stream: BinaryIO, env: dict[str, str]
-) -> ForkReply | _RankOf:
-    """What to reply; or, in the process of a new rank, which one it is."""
+) -> ForkReply | _RankOf | None:
+    """What to reply, if anything; or, in the process of a new rank, which one it is."""
     try:
         connection.sendall(fork.GREETING)
         request = fork.read(stream, ForkRequest)
         check(request, env)
         forked = fork_ranks(request.ranks)
+    except NothingCame:
+        return None  # an agent wanted to know whether we are idle
     except EverstepError as error:
         return ForkReply(problem=str(error))
     except OSError as error:
@@ -175,9 +176,11 @@ def _close_inherited(keep: int) -> None:
                 os.close(fd)
 
 
-def _send(connection: socket.socket, data: bytes) -> None:
+def _reply(connection: socket.socket, reply: ForkReply | None) -> None:
+    if reply is None:
+        return
     try:
-        connection.sendall(data)
+        connection.sendall(fork.frame(reply))
     except OSError as error:
         say(f"the agent did not wait for the answer: {error}")
 
@@ -189,10 +192,9 @@ def say(text: str) -> None:
 
 def main(machine_json: Path) -> Program:
     """Warm up and serve. Returns only in a rank, with what it has to run."""
-    setup = read_json(machine_json, MachineSetup)
-    job_dir = Path(setup.job_dir)
-    spec = read_json(JobPaths(job_dir.parent, JobId(job_dir.name)).spec, JobSpec)
-    env = {**os.environ, **setup.env, **spec.env}
+    here = ThisMachine.read(machine_json)
+    spec = here.spec
+    env = {**os.environ, **here.setup.env, **spec.env}
     if STARTED_AGAIN not in sys.argv:
         _start_again(machine_json, Path(spec.working_dir), env)
     if not (spec.no_fork or spec.no_python):
@@ -203,7 +205,7 @@ def main(machine_json: Path) -> Program:
             say(f"not preloaded: {clause}")
         if (reason := warm.why_not_to_fork()) is not None:
             say(f"every start will be refused: {reason}")
-    return serve(MachinePaths(machine_json.parent).launcher_socket, env)
+    return serve(here.paths.launcher_socket, env)
 
 
 def _start_again(machine_json: Path, working_dir: Path, env: dict[str, str]) -> None:

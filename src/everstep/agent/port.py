@@ -7,7 +7,7 @@ and listen. So there is no moment at which the port is free for a stranger.
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import socket
 
 from everstep.model import EverstepError
@@ -45,16 +45,24 @@ class StorePort:
                 f" {error.strerror}; the next start gets another one"
             ) from error
 
-    def _replace(self, fresh: socket.socket) -> None:
+    def close(self) -> None:
+        """Let the port go."""
         if self._held is not None:
             self._held.close()
+        self._held = None
+
+    def _replace(self, fresh: socket.socket) -> None:
+        self.close()
         self._held = fresh
 
 
 def _bind(number: int) -> socket.socket:
     """On all addresses, both protocols, as TCPStore does; IPv4 alone where there is no IPv6."""
-    with contextlib.suppress(OSError):
+    try:
         return _bind_family(socket.AF_INET6, "::", number)
+    except OSError as error:
+        if error.errno not in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):
+            raise
     return _bind_family(socket.AF_INET, "0.0.0.0", number)
 
 

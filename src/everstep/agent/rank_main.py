@@ -26,6 +26,7 @@ from types import ModuleType, TracebackType
 from typing import NamedTuple
 
 from everstep.agent.fork import Forked, ForkRequest, RankPlan
+from everstep.agent.store import await_store
 from everstep.processes import identify
 from everstep.trainer.heartbeat import Heartbeat, SlotWriter
 
@@ -69,6 +70,7 @@ def start_program(request: ForkRequest) -> Program:
         os.execv(sys.executable, [*fresh, *request.command])
     _reseed()
     _set_threads()
+    await_store()
     # The launcher may have been somewhere else when it imported multiprocessing.
     multiprocessing.process.ORIGINAL_DIR = os.getcwd()  # type: ignore[attr-defined]
     return Program(request.command, request.module)

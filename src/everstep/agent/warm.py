@@ -26,8 +26,11 @@ MODULES = (
     "torch.distributed.checkpoint.state_dict",
     "torch.distributed.elastic.multiprocessing.errors",
     "torch.utils.data",
+    "everstep.trainer.memory",
+    "everstep.trainer.restore",
 )
-"""What data-parallel training scripts import. One that this torch lacks is skipped."""
+"""What data-parallel training scripts import, and what run.checkpoint() does. One that this torch
+lacks is skipped."""
 _SINGLE_THREADED = {"OPENBLAS_NUM_THREADS": "1"}
 """numpy's OpenBLAS starts its threads when it is imported; nothing else imported here does."""
 

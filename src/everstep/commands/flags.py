@@ -236,8 +236,9 @@ _OUTPUT = (
         Kept.SAME,
         "-t --tee",
         "0-3|RANK:N,...",
-        "Output always goes to both the terminal and a file, each line after [rankN]: where "
-        "torchrun writes [ROLE LOCAL_RANK]:.",
+        "Output always goes to both the terminal and a file. On the terminal each line begins "
+        "with [rankN]: where torchrun has [ROLE LOCAL_RANK]:. Each host shows its own ranks; "
+        "`everstep attach` shows all.",
     ),
     _torchrun(
         Kept.SAME,

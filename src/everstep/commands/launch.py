@@ -10,15 +10,15 @@ from pathlib import Path
 from everstep.commands import flags as run_flags
 from everstep.commands import jobs
 from everstep.commands.client import Client
-from everstep.commands.flags import RunFlags
 from everstep.commands.host import check_runnable, facts_of_this_host
-from everstep.commands.plan import Plan, Shown, plan
-from everstep.commands.run import TOKEN_VARIABLE, Started, described, start
+from everstep.commands.plan import Plan, plan
+from everstep.commands.presses import Presses
+from everstep.commands.run import Started, Waiting, described, start
 from everstep.commands.screen import Screen
 from everstep.commands.show import print_json
 from everstep.commands.view import Seen, Viewer, Watched
 from everstep.controller.views import IncidentsView
-from everstep.model import JobId, JobSpec, UserError, Value
+from everstep.model import JobId, JobSpec, MachineId, UserError, Value
 from everstep.paths import JobPaths
 
 TERMINAL_LOST = 129
@@ -32,6 +32,15 @@ class DryRun(Value, frozen=True, kw_only=True):
     lines: list[str]
 
 
+class Detached(Value, frozen=True, kw_only=True):
+    """What `run --detach --json` prints."""
+
+    job: JobId
+    directory: str
+    machine: MachineId | None
+    """The machine that this host joined as; None for stand-ins."""
+
+
 class Ended(Value, frozen=True, kw_only=True):
     """What `run --json` and `attach --json` print at the end."""
 
@@ -43,8 +52,8 @@ class Ended(Value, frozen=True, kw_only=True):
     incidents: IncidentsView | None
 
 
-def run(argv: list[str], environ: Mapping[str, str]) -> int:
-    """The whole of `everstep run`; returns its exit code."""
+def run(argv: list[str], environ: Mapping[str, str], token: str | None) -> int:
+    """The whole of `everstep run`; returns its exit code. `token`: of $EVERSTEP_TOKEN."""
     try:
         flags = run_flags.parse(argv)
     except run_flags.HelpRequested as text:
@@ -60,16 +69,18 @@ def run(argv: list[str], environ: Mapping[str, str]) -> int:
         _show_plan(made, json=flags.json)
         return 0
     say_plainly(made.notes)
-    started = start(made, environ.get(TOKEN_VARIABLE), lambda line: say_plainly([line]))
-    return _detached(started, flags) if flags.detach else _attached(made, started, json=flags.json)
+    with Presses() as presses:
+        started = start(made, token, Waiting(lambda line: say_plainly([line]), presses))
+        if flags.detach:
+            return _detached(started, json=flags.json)
+        return _attached(made, started, presses, json=flags.json)
 
 
 def attach(job: JobPaths, *, json: bool) -> int:
     """Look at a job that runs, or ran; returns its exit code."""
     spec = jobs.spec_of(job)
-    with Client(job) as client:
-        watched = Watched(job, client, spec.nproc_per_node, Shown())
-        return _view(watched, json=json)
+    with Presses() as presses, Client(job) as client:
+        return _view(Watched(job, client, spec.nproc_per_node), presses, json=json)
 
 
 def say_plainly(lines: list[str] | tuple[str, ...]) -> None:
@@ -86,9 +97,9 @@ def _show_plan(made: Plan, *, json: bool) -> None:
         sys.stdout.write("\n".join(lines) + "\n")
 
 
-def _detached(started: Started, flags: RunFlags) -> int:
-    if flags.json:
-        print_json(started)
+def _detached(started: Started, *, json: bool) -> int:
+    if json:
+        print_json(Detached(job=started.job, directory=started.directory, machine=started.machine))
     else:
         sys.stdout.write(
             f"job {started.job} runs in {started.directory}\n"
@@ -98,19 +109,26 @@ def _detached(started: Started, flags: RunFlags) -> int:
     return 0
 
 
-def _attached(made: Plan, started: Started, *, json: bool) -> int:
+def _attached(made: Plan, started: Started, presses: Presses, *, json: bool) -> int:
     directory = Path(started.directory)
     paths = JobPaths(directory.parent, started.job)
     say_plainly([f"job {started.job} runs in {directory}"])
     with Client(paths, url=started.url, token=started.token) as client:
-        watched = Watched(paths, client, made.spec.nproc_per_node, made.shown)
-        return _view(watched, json=json)
+        watched = Watched(
+            paths,
+            client,
+            made.spec.nproc_per_node,
+            made.shown,
+            machine=started.machine,
+            reports=started.leads,
+        )
+        return _view(watched, presses, json=json)
 
 
-def _view(watched: Watched, *, json: bool) -> int:
+def _view(watched: Watched, presses: Presses, *, json: bool) -> int:
     try:
         with Screen(output=sys.stderr if json else sys.stdout) as screen:
-            seen = Viewer(watched, screen).watch()
+            seen = Viewer(watched, screen, presses).watch()
         if json:
             print_json(_ended(watched.paths, seen))
     except OSError:

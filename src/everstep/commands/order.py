@@ -11,7 +11,15 @@ from everstep.commands.client import Client
 from everstep.commands.show import print_json
 from everstep.model import Fault, JobId, UserError, Value
 from everstep.paths import JobPaths
-from everstep.processes import command_line, descendants, everyone
+from everstep.processes import command_line, descendants, everyone, read_pid_file
+
+
+class Cleaning(Value, frozen=True, kw_only=True):
+    """How to clean."""
+
+    forget: bool
+    """Remove the job's directory too: its journal, logs and default checkpoints."""
+    dry_run: bool
 
 
 class CleanedJob(Value, frozen=True, kw_only=True):
@@ -47,9 +55,18 @@ def inject(
     _done(f"{fault} is ordered; `everstep incidents {name}` shows what comes of it", json=json)
 
 
-def clean(found: list[JobPaths], *, forget: bool, dry_run: bool, json: bool) -> None:
+def clean_all(found: list[JobPaths], what: Cleaning, *, json: bool) -> None:
+    """Clean every job but those that a living controller looks after."""
+    living = [job for job in found if read_pid_file(job.controller_pid)]
+    for job in living:
+        name = job.root.name
+        sys.stderr.write(f"everstep: job {name} runs and is left alone; name it to end it\n")
+    clean([job for job in found if job not in living], what, json=json)
+
+
+def clean(found: list[JobPaths], what: Cleaning, *, json: bool) -> None:
     """End every process of these jobs, remove their shared memory and sockets."""
-    cleaned = [_planned(job, forget) if dry_run else _clean(job, forget) for job in found]
+    cleaned = [_planned(job, what) if what.dry_run else _clean(job, what) for job in found]
     if json:
         print_json(cleaned)
         return
@@ -59,20 +76,20 @@ def clean(found: list[JobPaths], *, forget: bool, dry_run: bool, json: bool) -> 
         sys.stdout.write("\n".join(_lines(job)) + "\n")
 
 
-def _clean(job: JobPaths, forget: bool) -> CleanedJob:  # noqa: FBT001 -- a flag of the user
+def _clean(job: JobPaths, what: Cleaning) -> CleanedJob:
     cleaned = clean_job(job.root)
-    if forget:
+    if what.forget:
         shutil.rmtree(job.root)
     return CleanedJob(
         job=JobId(job.root.name),
         dry_run=False,
         processes=cleaned.processes,
-        directories=(*cleaned.directories, *_forgotten(job, forget)),
+        directories=(*cleaned.directories, *_forgotten(job, what)),
         files=cleaned.files,
     )
 
 
-def _planned(job: JobPaths, forget: bool) -> CleanedJob:  # noqa: FBT001 -- a flag of the user
+def _planned(job: JobPaths, what: Cleaning) -> CleanedJob:
     scope = job_scope(job.root, jobs.spec_of(job))
     members = [process for process in everyone() if belongs(process, scope)]
     below = [process for process in descendants(members) if process not in members]
@@ -81,12 +98,12 @@ def _planned(job: JobPaths, forget: bool) -> CleanedJob:  # noqa: FBT001 -- a fl
         job=JobId(job.root.name),
         dry_run=True,
         processes=tuple(lines),
-        directories=(*scope.shm, *_forgotten(job, forget)),
+        directories=(*scope.shm, *_forgotten(job, what)),
     )
 
 
-def _forgotten(job: JobPaths, forget: bool) -> tuple[str, ...]:  # noqa: FBT001 -- the same
-    return (str(job.root),) if forget else ()
+def _forgotten(job: JobPaths, what: Cleaning) -> tuple[str, ...]:
+    return (str(job.root),) if what.forget else ()
 
 
 def _lines(cleaned: CleanedJob) -> list[str]:

@@ -13,6 +13,7 @@ import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from everstep.cluster.keepers import (
     SETUP_NAME,
@@ -25,6 +26,7 @@ from everstep.commands import jobs
 from everstep.commands.client import Away, Client, TokenRefused
 from everstep.commands.host import address_towards, port_is_free
 from everstep.commands.plan import Leads, Plan
+from everstep.commands.presses import Presses
 from everstep.files import write_atomically
 from everstep.model import EverstepError, JobId, MachineId, UserError, Value
 from everstep.paths import JobPaths, MachineSetup
@@ -33,7 +35,6 @@ TOKEN_VARIABLE = "EVERSTEP_TOKEN"  # noqa: S105 -- its name, not a token
 JOIN_POLL_S = 0.5
 SAY_S = 15.0
 """Seconds between two lines of a machine that waits for its controller."""
-Say = Callable[[str], None]
 
 
 class StateUnwritable(UserError):
@@ -42,6 +43,19 @@ class StateUnwritable(UserError):
 
 class PortTaken(UserError):
     """Something else listens where the controller should."""
+
+
+class Interrupted(EverstepError):
+    """Ctrl-C before anything was started."""
+
+    exit_code = 130
+
+
+class Waiting(NamedTuple):
+    """How a call that has to wait talks to its user."""
+
+    say: Callable[[str], None]
+    presses: Presses
 
 
 class Started(Value, frozen=True, kw_only=True):
@@ -80,7 +94,7 @@ def described(plan: Plan) -> list[str]:
     return lines
 
 
-def start(plan: Plan, token: str | None, say: Say) -> Started:
+def start(plan: Plan, token: str | None, waiting: Waiting) -> Started:
     """Start what the plan says; returns when it is under way, not when ranks run.
 
     `token`: of $EVERSTEP_TOKEN. UserError for what the user can mend, OSError never.
@@ -89,7 +103,7 @@ def start(plan: Plan, token: str | None, say: Say) -> Started:
         leads = plan.leads is not Leads.NO and _lead(plan, token)
         started = Started(job=plan.spec.job, directory=str(_paths(plan).root), leads=leads)
         if plan.joins:
-            started = _join(plan, token, started, say)
+            started = _join(plan, token, started, waiting)
         _link_logs(plan)
     except OSError as error:
         raise StateUnwritable(
@@ -182,11 +196,11 @@ def _ended(paths: JobPaths) -> bool:
 # --- a machine that joins ------------------------------------------------------------------------
 
 
-def _join(plan: Plan, token: str | None, started: Started, say: Say) -> Started:
+def _join(plan: Plan, token: str | None, started: Started, waiting: Waiting) -> Started:
     """Start this host's machine. Other hosts wait until the controller answers."""
     paths = _paths(plan)
     if not started.leads:
-        token = _wait_controller(plan, token, say)
+        token = _wait_controller(plan, token, waiting)
         _adopt_directory(plan, paths, token)
     machine = machine_directory(paths, plan.node_rank)
     setup = MachineSetup(
@@ -216,7 +230,7 @@ def _join(plan: Plan, token: str | None, started: Started, say: Say) -> Started:
     )
 
 
-def _wait_controller(plan: Plan, token: str | None, say: Say) -> str:
+def _wait_controller(plan: Plan, token: str | None, waiting: Waiting) -> str:
     """Wait until the controller answers with our token, and return the token.
 
     The token is read again each time: the directory may hold that of a former job of this name
@@ -234,9 +248,11 @@ def _wait_controller(plan: Plan, token: str | None, say: Say) -> str:
             raise UserError(
                 f"Job {plan.spec.job} was not joined within {plan.join_timeout_s:.0f} s. {problem}"
             )
+        if waiting.presses.count:
+            raise Interrupted(f"Ctrl-C while waiting for {plan.address.url}: nothing was started.")
         if time.monotonic() > say_at:
             say_at += SAY_S
-            say(f"waiting for the controller at {plan.address.url}")
+            waiting.say(f"waiting for the controller at {plan.address.url}")
         time.sleep(JOIN_POLL_S)
 
 

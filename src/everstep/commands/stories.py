@@ -13,6 +13,8 @@ from everstep.journal.index import Part
 
 _LONG = 120
 """Characters of one field; the rest is in --json."""
+_MANY = 4
+"""Entries of a list that are still worth reading."""
 _SHOWN_ELSEWHERE = ("id", "cause", "why", "action")
 
 
@@ -43,6 +45,8 @@ def facts(line: StoryLine) -> str:
 def _short(value: object) -> str:
     if isinstance(value, float):
         return f"{value:g}"
+    if isinstance(value, list | tuple) and len(value) > _MANY:
+        return f"({len(value)} of them)"
     if isinstance(value, dict):
         value = " ".join(f"{name} {_short(part)}" for name, part in value.items() if part)
     text = " ".join(str(value).split())

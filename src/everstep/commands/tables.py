@@ -83,10 +83,11 @@ def outcome(incident: IncidentView) -> str:
         return "open"
     parts = [incident.outcome] if incident.outcome else ["closed"]
     if incident.restored is not None:
-        parts.append(f"from step {incident.restored}" if incident.restored >= 0 else "from start")
+        restored = f"restored step {incident.restored}"
+        parts.append(restored if incident.restored >= 0 else "began anew")
     if incident.evicted:
         parts.append(f"evicted {', '.join(incident.evicted)}")
-    return ", ".join(parts)
+    return "; ".join(parts)
 
 
 def account(spent: Mapping[Owner, Seconds], ettr: float | None) -> str:
@@ -126,7 +127,8 @@ def news(before: StatusView | None, after: StatusView) -> list[str]:
         told = conditions.get(machine.machine) == machine.condition
         if machine.condition in ("lost", "evicted") and not told:
             lines.append(f"machine {machine.machine} is {machine.condition}: {machine.why}")
-    if before is not None and after.generation > before.generation > 0:
+    over = after.outcome is not None  # the last generation only fences off the others
+    if before is not None and after.generation > before.generation > 0 and not over:
         lines.append(f"generation {after.generation} begins, {_from(after)}")
     return lines
 

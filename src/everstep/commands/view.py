@@ -7,10 +7,7 @@ everything of the job on this host. A controller that dies is waited for: ranks 
 
 from __future__ import annotations
 
-import signal
 import time
-from collections.abc import Callable
-from types import FrameType
 from typing import NamedTuple
 
 from rich.text import Text
@@ -19,10 +16,11 @@ from everstep.cluster.cleanup import clean_job
 from everstep.commands import jobs, offline, tables
 from everstep.commands.client import Away, Client, Declined, TokenRefused
 from everstep.commands.plan import Shown
+from everstep.commands.presses import Presses
 from everstep.commands.screen import Screen
 from everstep.controller.views import IncidentsView, StatusView
 from everstep.core.state import Phase
-from everstep.model import EverstepError
+from everstep.model import EverstepError, MachineId, Rank
 from everstep.paths import JobPaths, JobResult
 
 WAIT_S = 0.5
@@ -33,6 +31,8 @@ UNHEARD_S = 10.0
 """Silence of the controller after which the viewer says what its log says, or, where nothing of
 the job runs on this host, gives up. A killed controller is back in one to two seconds."""
 LOG_LINES = 5
+TO_FORCE = 2
+"""Ctrl-C so often ends the job by force."""
 STOPPED_BY_FORCE = 130
 """Exit code after the second Ctrl-C: that of a shell's command ended by SIGINT."""
 
@@ -48,6 +48,10 @@ class Watched(NamedTuple):
     client: Client
     nproc_per_node: int
     shown: Shown = Shown()
+    machine: MachineId | None = None
+    """Show this machine's ranks alone, as torchrun does on each host; None: all."""
+    reports: bool = True
+    """Whether to tell of incidents. On several hosts one viewer is enough."""
 
 
 class Seen(NamedTuple):
@@ -61,35 +65,34 @@ class Seen(NamedTuple):
 class Viewer:
     """One look at one job, until it ends."""
 
-    def __init__(self, watched: Watched, screen: Screen) -> None:
+    def __init__(self, watched: Watched, screen: Screen, presses: Presses) -> None:
         self._watched = watched
         self._screen = screen
         self._status: StatusView | None = None
         self._incidents: IncidentsView | None = None
         self._after = 0
         self._status_at = 0.0
-        self._presses = 0
+        self._presses = presses
         self._stop_sent = False
         self._stop_waits = False
         self._away_since: float | None = None
         self._away_said = False
+        self._log_said = False
 
     def watch(self) -> Seen:
         """Show the job until it is over. JobGone if it never will be."""
-        with _Presses(self._pressed):
-            while True:
-                if self._presses > 1:
-                    return self._force()
-                if self._step():
-                    return self._over()
+        while self._presses.count < TO_FORCE:
+            if self._step():
+                return self._over()
+        return self._force()
 
     def _step(self) -> bool:
         """One round; True when the job is over and all of it was shown."""
         ended = jobs.result_of(self._watched.paths) is not None
         try:
             self._ask_to_stop()
+            self._show_status(at_once=ended)
             self._show_output(0.0 if ended else WAIT_S)
-            self._show_status()
         except TokenRefused:
             if not ended:  # else it is another job that got the port of this one
                 raise
@@ -97,11 +100,16 @@ class Viewer:
         except Away as away:
             return ended or self._over_elsewhere() or self._wait_return(away)
         self._away_since = None
+        self._log_said = False
         return ended or (self._over_elsewhere() and self._watched.paths.result.exists())
 
     # --- one round ---
 
     def _show_output(self, wait_s: float) -> None:
+        ranks = self._ranks()
+        if ranks is not None and not ranks:
+            time.sleep(wait_s)  # a standby: whatever it will show comes after this
+            return
         page = self._watched.client.output(self._after, wait_s)
         self._after = page.next
         shown, nproc = self._watched.shown, self._watched.nproc_per_node
@@ -109,19 +117,28 @@ class Viewer:
             [
                 f"[rank{line.rank}]: {line.text}"
                 for line in page.lines
-                if shown.shows(line.rank % nproc)
+                if (ranks is None or line.rank in ranks) and shown.shows(line.rank % nproc)
             ]
         )
 
-    def _show_status(self) -> None:
-        if time.monotonic() < self._status_at + STATUS_EVERY_S:
+    def _ranks(self) -> tuple[Rank, ...] | None:
+        """The ranks to show; None: all of them."""
+        if self._watched.machine is None or self._status is None:
+            return None if self._watched.machine is None else ()
+        return next(
+            (m.ranks for m in self._status.machines if m.machine == self._watched.machine), ()
+        )
+
+    def _show_status(self, *, at_once: bool) -> None:
+        if time.monotonic() < self._status_at + STATUS_EVERY_S and not at_once:
             return
         status = self._watched.client.status()
         self._status_at = time.monotonic()
-        for line in tables.news(self._status, status):
-            self._screen.say(line)
-        if _differ(self._status, status):
-            self._show_incidents(self._watched.client.incidents())
+        if self._watched.reports:
+            if _differ(self._status, status):
+                self._show_incidents(self._watched.client.incidents())
+            for line in tables.news(self._status, status):
+                self._screen.say(line)
         self._status = status
         self._screen.progress(tables.progress(status))
 
@@ -151,21 +168,20 @@ class Viewer:
                     f"`everstep clean {self._name}` removes what is left."
                 )
             self._say_log(away)
-            self._away_since = now
         time.sleep(AWAY_POLL_S)
         return False
 
     def _say_log(self, away: Away) -> None:
+        if self._log_said:
+            return
+        self._log_said = True
         lines = last_lines(self._watched.paths, LOG_LINES)
         self._screen.say(f"{away} {' / '.join(lines)}".rstrip())
 
     # --- the end ---
 
-    def _pressed(self) -> None:
-        self._presses += 1
-
     def _ask_to_stop(self) -> None:
-        if not self._presses or self._stop_sent:
+        if not self._presses.count or self._stop_sent:
             return
         try:
             self._watched.client.stop("Ctrl-C in the viewer")
@@ -199,7 +215,7 @@ class Viewer:
     def _over(self) -> Seen:
         result = jobs.result_of(self._watched.paths) or self._result_elsewhere()
         incidents = self._last_incidents()
-        if incidents is not None:
+        if incidents is not None and self._watched.reports:
             self._show_incidents(incidents)
             if incidents.incidents:
                 self._screen.show(tables.incidents(incidents))
@@ -244,23 +260,3 @@ def _differ(before: StatusView | None, after: StatusView) -> bool:
     if before is None:
         return after.incidents > 0
     return (before.incidents, before.incident) != (after.incidents, after.incident)
-
-
-class _Presses:
-    """SIGINT and SIGTERM call a function instead of ending the process, as long as this lasts."""
-
-    def __init__(self, pressed: Callable[[], None]) -> None:
-        self._pressed = pressed
-
-    def __enter__(self) -> None:
-        self._before = {
-            number: signal.signal(number, self._take) for number in (signal.SIGINT, signal.SIGTERM)
-        }
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _take(self, number: int, frame: FrameType | None) -> None:
-        del number, frame
-        self._pressed()

@@ -7,10 +7,10 @@ import time
 
 
 def say(text: str) -> None:
-    """Write one line with the wall time in front. A full disk must not end the controller."""
+    """Write each line with the wall time in front. A full disk must not end the controller."""
     stamp = time.strftime("%Y-%m-%d %H:%M:%S")
     try:
-        sys.stdout.write(f"{stamp} controller: {text}\n")
+        sys.stdout.writelines(f"{stamp} controller: {line}\n" for line in text.splitlines())
         sys.stdout.flush()
     except OSError:
         pass

@@ -236,7 +236,9 @@ class AgentCore:
         order = self._working.get(event.action)
         if order is None:  # the lease ended: the dead ranks are told of when there is a controller
             return
-        self.ranks = {}
+        # Those of the generation itself are left: a controller that lost its records may ask twice.
+        kept = {rank: s for rank, s in self.ranks.items() if s.generation >= event.generation}
+        self.ranks = kept
         self._answer(
             order,
             RanksStopped(
@@ -274,6 +276,9 @@ class AgentCore:
         known = self.ranks.get(event.rank)
         if known is not None and known.exit is not None and known.generation == event.generation:
             return
+        in_the_books = known is not None and known.generation == event.generation
+        if event.generation < self.generation and not in_the_books:
+            return  # heard late: its generation was proven gone, and this one's rank may run
         self.ranks[event.rank] = RankStatus(
             rank=event.rank,
             generation=event.generation,

@@ -1,0 +1,242 @@
+"""Carries out what the agent's core asks for, and posts what came of it as the next fact.
+
+Used by shell.py alone. What takes time runs in a task of its own: forking, killing, copying to
+disk. A kill ends whatever else is under way, since it makes it pointless.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Coroutine
+from typing import Any, NamedTuple
+
+from everstep.agent import faults
+from everstep.agent.ending import Deadlines, Ending
+from everstep.agent.launching import Launching, NotForked
+from everstep.agent.link import ControllerLink
+from everstep.agent.log import say
+from everstep.agent.memory import Memory
+from everstep.agent.output import Output
+from everstep.agent.persist import Persisting
+from everstep.agent.port import PortTaken, StorePort
+from everstep.agent.progress import Progress
+from everstep.agent.rank_env import fork_request
+from everstep.agent.this_machine import ThisMachine
+from everstep.agent.watch import RankWatch, Spawn, Watched
+from everstep.checkpoint import slots
+from everstep.core.agent_io import (
+    AgentAction,
+    AgentEvent,
+    DoFault,
+    ForkFailed,
+    ForkRanks,
+    KillRanks,
+    LeaveMachine,
+    PersistShards,
+    RanksForked,
+    RanksGone,
+    RanksRemain,
+    SendReport,
+)
+from everstep.events import FaultInjected, MachineReleased, RankExited
+from everstep.keeper import EXIT_RELEASE
+from everstep.model import Copy, Generation, PolicySpec, Rank, Seconds
+from everstep.paths import SHM_ROOT
+from everstep.processes import Process, read_pid_file, send_signal
+
+LAST_WORD_WITHIN_S: Seconds = 5.0
+"""Wait for the controller to journal that this machine is released."""
+FAULT_TOLD_WITHIN_S: Seconds = 2.0
+"""Wait for the controller to journal that a fault is about to happen."""
+FORK_KNOWN_WITHIN_S: Seconds = 0.5
+"""Wait for the launcher's answer to be read once the launcher is known to be idle."""
+ALL = Generation(1 << 62)
+"""Newer than any: everything is older."""
+
+
+class Hands(NamedTuple):
+    """The parts of the agent that touch the machine."""
+
+    here: ThisMachine
+    memory: Memory
+    ranks: RankWatch
+    launching: Launching
+    ending: Ending
+    progress: Progress
+    output: Output
+    port: StorePort
+    persisting: Persisting
+    link: ControllerLink
+
+
+class Effects:
+    """From actions to what they do."""
+
+    def __init__(
+        self, hands: Hands, policy: PolicySpec, events: asyncio.Queue[AgentEvent], spawn: Spawn
+    ) -> None:
+        """`events` takes facts for the core, `spawn` starts a task."""
+        self.policy = policy
+        self.telling: set[Rank] = set()
+        """Ranks whose end was said to the controller and is not known to have arrived."""
+        self.leaving = False
+        """Whether all that is on this machine is being ended: no news, nothing to remember."""
+        self.started_at = time.monotonic()
+        """When the newest ranks were forked."""
+        self._hands = hands
+        self._here = hands.here
+        self._events = events
+        self._post = events.put_nowait
+        self._spawn = spawn
+        self._work: dict[type[AgentAction], set[asyncio.Task[None]]] = {}
+
+    def act(self, action: AgentAction) -> None:
+        """Begin it, or do it if it takes no time."""
+        if isinstance(action, SendReport):
+            if isinstance(action.report, RankExited):
+                self.telling.add(action.report.rank)
+            self._hands.link.send(action.report)
+        elif isinstance(action, ForkRanks):
+            self._begin(ForkRanks, self._fork(action))
+        elif isinstance(action, KillRanks):
+            self._cancel(KillRanks, PersistShards)
+            self._begin(KillRanks, self._kill(action))
+        elif isinstance(action, PersistShards):
+            self._begin(PersistShards, self._persist(action))
+        elif isinstance(action, DoFault):
+            self._spawn(self._do_fault(action))
+        else:
+            self._cancel(KillRanks, PersistShards)
+            self._spawn(self._leave(action))
+
+    def watch(self, watched: Watched) -> None:
+        """From now on this process is one of our ranks."""
+        self._hands.ending.remember(watched.process)
+        self._hands.ranks.add(watched)
+
+    def copies(self) -> tuple[Copy, ...]:
+        """Complete checkpoints in this machine's memory, whatever its position is now."""
+        names = [entry.name for entry in self._here.shm.glob("rank-*")]
+        ranks = sorted(Rank(int(name[5:])) for name in names if name[5:].isdigit())
+        return tuple(slots.inventory(self._here.shm, ranks))
+
+    def _begin(self, kind: type[AgentAction], work: Coroutine[Any, Any, None]) -> None:
+        task = self._spawn(work)
+        running = self._work.setdefault(kind, set())
+        running.add(task)
+        task.add_done_callback(running.discard)
+
+    def _cancel(self, *kinds: type[AgentAction]) -> None:
+        for kind in kinds:
+            for task in self._work.get(kind, ()):
+                task.cancel()
+
+    # --- start ---
+
+    async def _fork(self, action: ForkRanks) -> None:
+        order = action.order
+        try:
+            forked = await self._fork_ranks(action)
+        except (NotForked, PortTaken) as error:
+            reason = str(error)
+        except OSError as error:
+            reason = (
+                f"no room or no access for what ranks need (in {SHM_ROOT} or the logs): {error}"
+            )
+        else:
+            reason = ""
+        if reason:
+            self._post(ForkFailed(action=action.id, generation=order.generation, reason=reason))
+            return
+        statuses = tuple(watched.status() for watched in forked)
+        self._post(RanksForked(action=action.id, generation=order.generation, ranks=statuses))
+        self.started_at = time.monotonic()
+        for watched in forked:
+            self.watch(watched)
+
+    async def _fork_ranks(self, action: ForkRanks) -> list[Watched]:
+        """NotForked, PortTaken or OSError if it cannot be done; the message says why."""
+        order, hands, paths = action.order, self._hands, self._here.paths
+        ranks = self._here.ranks_of(order.node_rank)
+        hands.memory.node_rank = order.node_rank
+        if order.node_rank == 0:
+            hands.port.hold(order.master_port)
+        hands.progress.reserve()
+        for rank in ranks:
+            slots.drop_newer(self._here.shm, rank, order.restore)
+            paths.error_file(order.generation, rank).unlink(missing_ok=True)
+        paths.rank_log(order.generation, ranks[0]).parent.mkdir(0o700, parents=True, exist_ok=True)
+        hands.output.follow(order.generation, ranks, {})
+        request = fork_request(self._here, order, hands.memory.term, os.environ)
+        reply = await hands.launching.fork(request, self.policy.start_within_s)
+        return [
+            Watched(each.rank, order.generation, Process(each.pid, each.start_ticks))
+            for each in reply.ranks
+        ]
+
+    # --- end ---
+
+    async def _kill(self, action: KillRanks) -> None:
+        hands = self._hands
+        await self._end_fork()
+        deadlines = Deadlines(action.grace_s, action.within_s)
+        left = await hands.ending.prove_gone(action.generation, deadlines)
+        await hands.ranks.all_told()
+        if left:
+            pids = tuple(process.pid for process in left)
+            self._post(RanksRemain(action=action.id, generation=action.generation, pids=pids))
+            return
+        finished = hands.progress.finished(action.generation, time.monotonic_ns())
+        self._post(
+            RanksGone(
+                action=action.id,
+                generation=action.generation,
+                store_port=hands.port.reserve_fresh(),
+                copies=self.copies(),
+                finished=finished.step,
+                finished_age_s=finished.age_s,
+            )
+        )
+
+    async def _end_fork(self) -> None:
+        """A fork under way is awaited, so that its ranks are known; one that hangs is given up."""
+        await self._hands.launching.settle()
+        if forking := self._work.get(ForkRanks):
+            await asyncio.wait(forking, timeout=FORK_KNOWN_WITHIN_S)
+            self._cancel(ForkRanks)
+
+    async def _leave(self, action: LeaveMachine) -> None:
+        """End everything; the keeper does the rest when it sees our exit code."""
+        hands, paths = self._hands, self._here.paths
+        self.leaving = True
+        await self._end_fork()
+        left = await hands.ending.prove_gone(ALL, Deadlines(0.0, self.policy.gone_within_s))
+        slots.remove_all(self._here.shm)
+        if left:
+            say(f"processes that do not end: {left}; the keeper goes on trying")
+        else:
+            hands.link.send(MachineReleased(machine=self._here.setup.machine, action=action.id))
+            await hands.link.wait_acknowledged(LAST_WORD_WITHIN_S)
+        if read_pid_file(paths.pid_file("keeper")) is None:
+            launcher = read_pid_file(paths.pid_file("launcher"))
+            if launcher is not None:
+                send_signal(launcher, signal.SIGKILL)
+        say(f"left: {action.why}")
+        os._exit(EXIT_RELEASE)
+
+    # --- the rest ---
+
+    async def _persist(self, action: PersistShards) -> None:
+        node_rank = self._hands.memory.node_rank
+        ranks = [] if node_rank is None else self._here.ranks_of(node_rank)
+        self._post(await self._hands.persisting.persist(action.order, ranks))
+
+    async def _do_fault(self, action: DoFault) -> None:
+        order, machine = action.order, self._here.setup.machine
+        self._post(FaultInjected(action=action.id, fault=order.fault, machine=machine))
+        await self._events.join()  # then the core has had it said
+        await self._hands.link.wait_acknowledged(FAULT_TOLD_WITHIN_S)
+        faults.inject(order, self._here, self._hands.ranks.running)

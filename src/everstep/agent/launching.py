@@ -1,0 +1,102 @@
+"""Has the launcher fork: the agent's end of the socket that agent/launcher.py serves.
+
+One request at a time. A launcher that is being started again by the keeper is waited for. A request
+that was sent and not answered is a failure of that start, never repeated: ranks may exist.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from pathlib import Path
+
+from everstep.agent import fork
+from everstep.agent.fork import ForkReply, ForkRequest, MessageBroken
+from everstep.model import EverstepError, Seconds
+from everstep.processes import read_pid_file, send_signal
+
+RETRY_S: Seconds = 0.02
+SETTLE_S: Seconds = 2.0
+"""Time for a fork under way to end before the launcher is killed; it takes some 50 ms."""
+
+
+class NotForked(EverstepError):
+    """The launcher did not fork all ranks; the message says why."""
+
+
+class Launching:
+    """The launcher of this machine, as the agent sees it."""
+
+    def __init__(self, path: Path, pid_file: Path) -> None:
+        self._path = path
+        self._pid_file = pid_file
+        self._busy = asyncio.Lock()
+
+    async def fork(self, request: ForkRequest, within_s: Seconds) -> ForkReply:
+        """Raises NotForked; then some ranks may exist all the same, and must be killed."""
+        async with self._busy:
+            try:
+                async with asyncio.timeout(within_s):
+                    reader, writer = await self._connect()
+                    with contextlib.closing(writer):
+                        reply = await _ask(reader, writer, request)
+            except TimeoutError:
+                raise NotForked(
+                    f"the launcher did not answer within {within_s:g} s: see launcher.log in"
+                    f" {self._pid_file.parent}"
+                ) from None
+            except (OSError, MessageBroken) as error:
+                raise NotForked(f"the launcher died while it forked ranks ({error})") from None
+        if reply.problem:
+            raise NotForked(reply.problem)
+        return reply
+
+    async def settle(self) -> None:
+        """Return when no fork is under way; a launcher that does not finish is killed.
+
+        Its single thread serves one connection after the other, so its greeting is the proof. This
+        holds also for a request of an agent that died since.
+        """
+        try:
+            async with asyncio.timeout(SETTLE_S):
+                _, writer = await self._greeted()
+                writer.close()
+        except TimeoutError:
+            launcher = read_pid_file(self._pid_file)
+            if launcher is not None:
+                send_signal(launcher, signal.SIGKILL)
+        except (OSError, MessageBroken):
+            return  # it is not there, or died now
+
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        while True:
+            with contextlib.suppress(OSError, MessageBroken):
+                return await self._greeted()
+            await asyncio.sleep(RETRY_S)
+
+    async def _greeted(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A connection that the launcher has begun to serve."""
+        reader, writer = await asyncio.open_unix_connection(self._path)
+        with contextlib.ExitStack() as unless_greeted:
+            unless_greeted.callback(writer.close)
+            try:
+                greeting = await reader.readexactly(len(fork.GREETING))
+            except asyncio.IncompleteReadError as error:
+                greeting = error.partial
+            if greeting != fork.GREETING:
+                raise MessageBroken(f"the launcher greeted with {greeting!r}")
+            unless_greeted.pop_all()
+        return reader, writer
+
+
+async def _ask(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: ForkRequest
+) -> ForkReply:
+    writer.write(fork.frame(request))
+    await writer.drain()
+    try:
+        header = await reader.readexactly(fork.LENGTH.size)
+        return fork.parse(await reader.readexactly(fork.length_of(header)), ForkReply)
+    except asyncio.IncompleteReadError:
+        raise MessageBroken("the connection ended") from None

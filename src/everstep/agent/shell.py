@@ -1,0 +1,204 @@
+"""The agent's outermost loop: facts of this machine into the core, its decisions into effects.
+
+One thread, one event at a time; effects.py does what takes time. A defect here ends the agent with
+a traceback: the keeper starts the next one, which adopts the ranks, and they notice nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from typing import NoReturn
+
+from everstep import __version__
+from everstep.agent.adoption import adopt
+from everstep.agent.effects import Effects, Hands
+from everstep.agent.ending import Ending
+from everstep.agent.launching import Launching
+from everstep.agent.link import ControllerLink
+from everstep.agent.log import say
+from everstep.agent.memory import MemoryFile
+from everstep.agent.notices import listen
+from everstep.agent.output import Output
+from everstep.agent.persist import Persisting
+from everstep.agent.port import PortTaken, StorePort
+from everstep.agent.progress import Progress
+from everstep.agent.this_machine import ThisMachine
+from everstep.agent.watch import RankWatch
+from everstep.core.agent import AgentCore
+from everstep.core.agent_io import (
+    AgentEvent,
+    ControllerConnected,
+    ControllerDisconnected,
+    OrderReceived,
+    SlotsRead,
+)
+from everstep.events import MachineJoined, RankExited, TimerFired
+from everstep.model import NodeRank, Seconds
+from everstep.wire import Welcome
+
+OUTPUT_EVERY_S: Seconds = 0.2
+"""Between looks for new output of ranks."""
+BOUND_EVERY_S: Seconds = 5.0
+"""Between looks at the size of the logs."""
+
+
+class AgentShell:
+    """Everything that one agent process has in its hands."""
+
+    def __init__(self, here: ThisMachine, tasks: asyncio.TaskGroup) -> None:
+        self._here = here
+        self._tasks = tasks
+        self._id = os.urandom(8).hex()
+        self._events: asyncio.Queue[AgentEvent] = asyncio.Queue()
+        self._look_now = asyncio.Event()
+        self._core = AgentCore(here.setup.machine, here.spec.policy)
+        self._memory_file = MemoryFile(here.shm)
+        self._hands = self._make_hands()
+        self._effects = Effects(self._hands, here.spec.policy, self._events, tasks.create_task)
+
+    def _make_hands(self) -> Hands:
+        here, memory = self._here, self._memory_file.read()
+        ranks = RankWatch(here, self._rank_exited, self._tasks.create_task)
+        launching = Launching(here.paths.launcher_socket, here.paths.pid_file("launcher"))
+        return Hands(
+            here=here,
+            memory=memory,
+            ranks=ranks,
+            launching=launching,
+            ending=Ending(here, ranks, launching),
+            progress=Progress(here.heartbeat, here.setup.nproc_per_node),
+            output=Output(here),
+            port=StorePort(),
+            persisting=Persisting(here, lambda: bool(ranks.running)),
+            link=ControllerLink(here, self._id, memory.term, self),
+        )
+
+    async def run(self) -> NoReturn:
+        """The loop: take a fact, decide, remember, act. Ends only with the process."""
+        self._adopt()
+        await listen(self._here.paths.notice_socket, self._look_now.set)
+        for watching in (self._hands.link.run(), self._look_at_slots(), self._follow_output()):
+            self._tasks.create_task(watching)
+        while True:
+            event = await self._next_event()
+            actions = self._core.handle(event, time.monotonic())
+            self._remember()
+            for action in actions:
+                self._effects.act(action)
+            self._events.task_done()
+            if not isinstance(event, SlotsRead):
+                self._look_now.set()
+
+    async def _next_event(self) -> AgentEvent:
+        deadline = self._core.next_deadline()
+        wait_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+        try:
+            async with asyncio.timeout(wait_s):
+                return await self._events.get()
+        except TimeoutError:
+            self._events.put_nowait(TimerFired())
+            return self._events.get_nowait()
+
+    # --- from one agent of this machine to the next ---
+
+    def _adopt(self) -> None:
+        """Take over from a former agent, if there was one."""
+        hands, memory = self._hands, self._hands.memory
+        adoption = adopt(hands.progress.all(), memory, hands.ranks.exit_of)
+        say(f"agent {self._id} of machine {self._here.setup.machine} found {adoption.event}")
+        self._events.put_nowait(adoption.event)
+        for watched in adoption.watch:
+            self._effects.watch(watched)
+        generation = adoption.event.generation
+        shown = memory.shown if memory.generation == generation else {}
+        hands.output.follow(generation, [each.rank for each in adoption.event.ranks], shown)
+        if memory.store_port:
+            with contextlib.suppress(PortTaken):
+                hands.port.hold(memory.store_port)
+
+    def _remember(self) -> None:
+        """What the next agent of this machine must know if this one is killed now."""
+        if self._effects.leaving:
+            return
+        hands, memory, core = self._hands, self._hands.memory, self._core
+        if memory.generation != core.generation:
+            memory.told = []
+            self._effects.telling.clear()
+        memory.term, memory.generation = core.term, core.generation
+        if hands.link.all_acknowledged:
+            memory.told = sorted({*memory.told, *self._effects.telling})
+        memory.store_port = hands.port.number
+        if hands.link.all_written:
+            memory.shown = hands.output.shown
+        self._memory_file.write(memory)
+
+    # --- what the link says ---
+
+    def connected(self, event: ControllerConnected, welcome: Welcome) -> None:
+        """First of all, say what this machine is and what runs on it."""
+        setup = self._here.setup
+        self._core.policy = self._effects.policy = welcome.policy
+        self._hands.link.send(
+            MachineJoined(
+                machine=setup.machine,
+                agent=self._id,
+                address=setup.address,
+                host=setup.host,
+                version=__version__,
+                generation=self._core.generation,
+                ranks=tuple(self._core.ranks.values()),
+                copies=self._effects.copies(),
+                node_rank=None if setup.node_rank is None else NodeRank(setup.node_rank),
+            )
+        )
+        self._events.put_nowait(event)
+
+    def disconnected(self, event: ControllerDisconnected) -> None:
+        self._events.put_nowait(event)
+
+    def ordered(self, event: OrderReceived) -> None:
+        self._events.put_nowait(event)
+
+    def acknowledged(self) -> None:
+        self._remember()
+
+    # --- what the ranks show ---
+
+    def _rank_exited(self, event: RankExited) -> None:
+        if self._effects.leaving:
+            return
+        if self._hands.link.connected:
+            for lines in self._hands.output.rest_of(event.rank, event.generation):
+                self._hands.link.send(lines)
+        self._events.put_nowait(event)
+
+    async def _look_at_slots(self) -> NoReturn:
+        """Often while a first step is awaited, at once after a notice, else five times a second."""
+        progress, ranks = self._hands.progress, self._hands.ranks
+        while True:
+            seen: SlotsRead | None = None
+            if ranks.running:
+                seen = progress.read(self._core.generation)
+                if seen is not None:
+                    self._events.put_nowait(seen)
+            pause_s = progress.pause_s(seen, time.monotonic() - self._effects.started_at)
+            self._look_now.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_s if ranks.running else None):
+                    await self._look_now.wait()
+
+    async def _follow_output(self) -> NoReturn:
+        output, link = self._hands.output, self._hands.link
+        next_bound = time.monotonic()
+        while True:
+            if link.connected:
+                for lines in output.read():
+                    link.send(lines)
+            if time.monotonic() >= next_bound:
+                await asyncio.to_thread(output.bound)
+                next_bound = time.monotonic() + BOUND_EVERY_S
+            self._remember()
+            await asyncio.sleep(OUTPUT_EVERY_S)

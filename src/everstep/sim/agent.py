@@ -1,0 +1,475 @@
+"""The shell of an agent in a simulated machine: a real AgentCore, a real Link, modelled effects.
+
+It follows agent/shell.py, agent/effects.py and agent/link.py step by step, with delays where those
+wait for the operating system, so that what the simulator finds is true of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from everstep import wire
+from everstep.core.agent import AgentCore
+from everstep.core.agent_io import (
+    AgentAction,
+    AgentEvent,
+    ControllerConnected,
+    ControllerDisconnected,
+    DoFault,
+    ForkFailed,
+    ForkRanks,
+    KillRanks,
+    LeaveMachine,
+    OrderReceived,
+    PersistShards,
+    RanksAdopted,
+    RanksForked,
+    RanksGone,
+    RanksRemain,
+    SendReport,
+    SlotsRead,
+)
+from everstep.events import (
+    FaultInjected,
+    MachineJoined,
+    MachineProgress,
+    MachineReleased,
+    OutputLines,
+    PersistFailed,
+    RankExited,
+    Report,
+    StepPersisted,
+    TimerFired,
+)
+from everstep.model import (
+    NO_STEP,
+    Copy,
+    ExitStatus,
+    Fault,
+    Generation,
+    RankStatus,
+    Seconds,
+    Term,
+)
+from everstep.sim.network import Connection
+from everstep.sim.records import VERSION
+from everstep.sim.training import Process
+
+if TYPE_CHECKING:
+    from everstep.sim.machine import Machine
+
+RETRY_S: Seconds = 0.5
+LAST_WORD_WITHIN_S: Seconds = 3.0
+FORKING_S: Seconds = 0.1
+LOOK_AT_SAVES_S: Seconds = 0.25
+SETTLED_S: Seconds = 0.1
+"""More than it takes to hear of the end of a killed process."""
+
+
+class Agent:
+    """One agent process."""
+
+    def __init__(self, machine: Machine, name: str) -> None:
+        self.alive = True
+        self.name = name
+        self.connection: Connection | None = None
+        """The one that Welcome made usable."""
+        self._machine = machine
+        self._ground = machine.ground
+        self._core = AgentCore(machine.name, self._ground.options.spec.policy)
+        self._link = wire.Link()
+        self._term = machine.memory.term
+        self._greeting: Connection | None = None
+        self._forking = False
+        self._work: dict[str, object] = {}
+        """Kind of work -> token of the newest one: older ones have been cancelled."""
+
+    def start(self) -> None:
+        """Adopt what runs, look for a controller, look at the ranks from time to time."""
+        self._tell(self._adopt())
+        self._after(self._ground.rng.uniform(0.0, RETRY_S), self._connect)
+        self._after(self._ground.options.look_s, self._look)
+
+    def die(self, *, silently: bool = False) -> None:
+        """SIGKILL. `silently`: nobody closes its sockets."""
+        self.alive = False
+        for connection in (self.connection, self._greeting):
+            if connection is not None and not silently:
+                connection.close()
+
+    # --- the core ---
+
+    def _tell(self, event: AgentEvent) -> None:
+        actions = self._core.handle(event, self._ground.schedule.now)
+        self._remember()
+        for action in actions:
+            self._act(action)
+
+    def _act(self, action: AgentAction) -> None:
+        if isinstance(action, SendReport):
+            self._send(action.report)
+        elif isinstance(action, ForkRanks):
+            self._fork(action, self._ground.schedule.now)
+        elif isinstance(action, KillRanks):
+            self._cancel("persist")
+            self._kill(action, self._begin("kill"))
+        elif isinstance(action, PersistShards):
+            self._persist(action, self._begin("persist"))
+        elif isinstance(action, DoFault):
+            self._do_fault(action)
+        else:
+            self._cancel("persist", "kill")
+            self._leave(action, 0.0)
+
+    def _remember(self) -> None:
+        memory, core = self._machine.memory, self._core
+        if memory.generation != core.generation:
+            memory.told = []
+        memory.term, memory.generation = core.term, core.generation
+        if self._link.unacked == 0:
+            memory.told = [rank for rank, status in core.ranks.items() if status.exit is not None]
+
+    def _after(self, delay_s: Seconds, call: Callable[[], None]) -> None:
+        """Plan something that only a living agent does."""
+        self._ground.schedule.after(delay_s, partial(self._if_alive, call))
+
+    def _if_alive(self, call: Callable[[], None]) -> None:
+        if self.alive:
+            call()
+
+    def _begin(self, kind: str) -> object:
+        token = self._work[kind] = object()
+        return token
+
+    def _cancel(self, *kinds: str) -> None:
+        for kind in kinds:
+            self._work.pop(kind, None)
+
+    def _doing(self, kind: str, token: object) -> bool:
+        return self._work.get(kind) is token
+
+    # --- ranks ---
+
+    def _adopt(self) -> RanksAdopted:
+        memory, found = self._machine.memory, list(self._machine.processes.values())
+        newest = max((process.generation for process in found), default=Generation(0))
+        generation = Generation(max(memory.generation, newest))
+        told = memory.told if memory.generation == generation else []
+        kept = [p for p in found if p.generation == generation or p.alive]
+        statuses = []
+        for process in kept:
+            known = process.generation == generation and process.rank in told
+            statuses.append(_status(process, process.exit if known else None))
+            if not process.alive and not known:
+                self._after(0.01, partial(self.rank_ended, process))
+        return RanksAdopted(generation=generation, ranks=tuple(statuses))
+
+    def rank_ended(self, process: Process) -> None:
+        """The keeper has noted how it ended."""
+        assert process.exit is not None
+        self._tell(
+            RankExited(
+                machine=self._machine.name,
+                generation=process.generation,
+                rank=process.rank,
+                exit=process.exit,
+                age_s=self._ground.schedule.now - process.died_at,
+                error=process.error,
+            )
+        )
+
+    def _look(self) -> None:
+        """What wakes a real shell at many moments happens here at a few."""
+        now = self._ground.schedule.now
+        beats = [
+            process.finished(now)[0]
+            for process in self._machine.processes.values()
+            if process.generation == self._core.generation
+        ]
+        if beats and self._machine.running():
+            self._tell(
+                SlotsRead(
+                    generation=self._core.generation,
+                    slowest=min(beats),
+                    fastest=max(beats),
+                    step_s=self._ground.options.step_s,
+                )
+            )
+        deadline = self._core.next_deadline()
+        if deadline is not None and deadline <= now:
+            self._tell(TimerFired())
+        self._put(*self._link.due(now))
+        self._after(self._ground.options.look_s, self._look)
+
+    def _fork(self, action: ForkRanks, since: Seconds) -> None:
+        """Ask the launcher, once it is there."""
+        policy = self._ground.options.spec.policy
+        self._machine.memory.node_rank = action.order.node_rank
+        if self._machine.launcher_up:
+            self._forking = True
+            # The launcher goes on with it even if the agent dies.
+            self._ground.schedule.after(FORKING_S, partial(self._forked, action))
+        elif self._ground.schedule.now - since >= policy.start_within_s:
+            self._fork_failed(action, "the launcher did not answer")
+        else:
+            self._after(0.2, partial(self._fork_if_wanted, action, since))
+
+    def _fork_if_wanted(self, action: ForkRanks, since: Seconds) -> None:
+        if self._core.generation == action.order.generation:
+            self._fork(action, since)
+
+    def _forked(self, action: ForkRanks) -> None:
+        machine, nproc = self._machine, self._ground.options.spec.nproc_per_node
+        self._forking = False
+        if not machine.alive:
+            return
+        broken = machine.breaks_forks > 0 or not machine.launcher_up
+        machine.breaks_forks -= machine.breaks_forks > 0
+        processes = machine.fork(action.order, self._ground.rng.randint(0, 1) if broken else nproc)
+        if not self.alive:
+            return
+        if broken:
+            self._fork_failed(action, "the launcher died while it forked ranks")
+            return
+        statuses = tuple(_status(process, None) for process in processes)
+        generation = action.order.generation
+        self._tell(RanksForked(action=action.id, generation=generation, ranks=statuses))
+
+    def _fork_failed(self, action: ForkRanks, reason: str) -> None:
+        generation = action.order.generation
+        self._tell(ForkFailed(action=action.id, generation=generation, reason=reason))
+
+    def _kill(self, action: KillRanks, token: object) -> None:
+        """A fork under way is awaited; then the old ranks are asked and killed."""
+        if not self._doing("kill", token):
+            return
+        if self._forking:
+            self._after(FORKING_S, partial(self._kill, action, token))
+            return
+        for process in self._doomed(action.generation):
+            process.stuck = process.stuck or self._machine.sticks
+            self._machine.sticks = False
+            if action.grace_s:
+                self._machine.kill(process, ExitStatus(signal=15))
+        deadline = self._ground.schedule.now + action.within_s
+        self._after(0.01, partial(self._prove, action, token, deadline))
+
+    def _doomed(self, generation: Generation) -> list[Process]:
+        return [p for p in self._machine.running() if p.generation < generation]
+
+    def _prove(self, action: KillRanks, token: object, deadline: Seconds) -> None:
+        if not self._doing("kill", token):
+            return
+        for process in self._doomed(action.generation):
+            self._machine.kill(process)
+        left = self._doomed(action.generation)
+        if not left:
+            self._after(SETTLED_S, partial(self._gone, action, token))
+        elif self._ground.schedule.now < deadline:
+            self._after(0.5, partial(self._prove, action, token, deadline))
+        else:
+            pids = tuple(process.pid for process in left)
+            self._tell(RanksRemain(action=action.id, generation=action.generation, pids=pids))
+
+    def _gone(self, action: KillRanks, token: object) -> None:
+        if not self._doing("kill", token):
+            return
+        now = self._ground.schedule.now
+        beats = [
+            process.finished(now)
+            for process in self._machine.processes.values()
+            if process.generation < action.generation
+        ]
+        finished, at = min(beats, default=(NO_STEP, now))
+        self._tell(
+            RanksGone(
+                action=action.id,
+                generation=action.generation,
+                store_port=29500 + action.generation,
+                copies=self._copies(),
+                finished=finished,
+                finished_age_s=now - at if finished > NO_STEP else 0.0,
+            )
+        )
+
+    def _copies(self) -> tuple[Copy, ...]:
+        return tuple(copy for slots in self._machine.all_slots() for copy in slots.copies())
+
+    # --- other orders ---
+
+    def _persist(self, action: PersistShards, token: object) -> None:
+        """Wait until every local rank has saved the step, then bring it to disk."""
+        if not self._doing("persist", token):
+            return
+        order, node_rank = action.order, self._machine.memory.node_rank
+        ranks = [] if node_rank is None else self._ground.options.spec.ranks_of(node_rank)
+        slots = [s for s in self._machine.all_slots() if s.rank in ranks]
+        problem = "no rank was ever started on this machine" if not slots else ""
+        waiting = False
+        for memory in slots:
+            memory.pin(order.step)
+            held = [c.step for c in memory.copies() if c.generation == order.generation]
+            if order.step in held:
+                continue
+            if max(held, default=NO_STEP) > order.step:
+                problem = f"rank {memory.rank} has overwritten its copy of step {order.step}"
+            elif not self._machine.running():
+                problem = f"rank {memory.rank} ended before it saved step {order.step}"
+            waiting = True
+        if problem:
+            self._not_persisted(action, problem)
+        elif waiting:
+            self._after(LOOK_AT_SAVES_S, partial(self._persist, action, token))
+        else:
+            disk_s = self._ground.options.disk_s * self._ground.rng.uniform(0.5, 1.5)
+            self._after(disk_s, partial(self._persisted, action, token))
+
+    def _persisted(self, action: PersistShards, token: object) -> None:
+        if not self._doing("persist", token):
+            return
+        order, problem = action.order, ""
+        for slots in self._machine.all_slots():
+            for copy in slots.copies():
+                if (copy.step, copy.generation) == (order.step, order.generation):
+                    problem = problem or self._ground.disk.persist(
+                        copy.rank, copy.step, copy.generation
+                    )
+            slots.pin(None)
+        if problem:
+            self._not_persisted(action, problem)
+            return
+        machine = self._machine.name
+        self._tell(StepPersisted(machine=machine, action=order.id, step=order.step))
+
+    def _not_persisted(self, action: PersistShards, reason: str) -> None:
+        for slots in self._machine.all_slots():
+            slots.pin(None)
+        machine, order = self._machine.name, action.order
+        self._tell(PersistFailed(machine=machine, action=order.id, step=order.step, reason=reason))
+
+    def _do_fault(self, action: DoFault) -> None:
+        order, machine = action.order, self._machine
+        self._tell(FaultInjected(action=action.id, fault=order.fault, machine=machine.name))
+        self._after(0.05, partial(self._inject, order.fault, order.rank))
+
+    def _inject(self, fault: Fault, rank: int | None) -> None:
+        machine = self._machine
+        if fault is Fault.KILL_RANK:
+            for process in [p for p in machine.running() if rank in (None, p.rank)][:1]:
+                machine.kill(process)
+        elif fault is Fault.KILL_LAUNCHER:
+            machine.kill_launcher()
+        elif fault is Fault.KILL_AGENT:
+            machine.kill_agent()
+        else:
+            machine.lose()
+
+    def _leave(self, action: LeaveMachine, waited_s: Seconds) -> None:
+        """End everything, say so, and go when the controller knows."""
+        if self._forking:
+            self._after(FORKING_S, partial(self._leave, action, waited_s))
+            return
+        for process in self._machine.running():
+            process.stuck = False
+            self._machine.kill(process)
+        if not waited_s:
+            self._send(MachineReleased(machine=self._machine.name, action=action.id))
+        if self._link.unacked and waited_s < LAST_WORD_WITHIN_S:
+            self._after(0.1, partial(self._leave, action, waited_s + 0.1))
+        else:
+            self._machine.leave()
+
+    # --- the controller ---
+
+    def _send(self, report: Report) -> None:
+        body = wire.encode_report(report)
+        if isinstance(report, MachineProgress | OutputLines):
+            self._put(self._link.unreliable(body))
+        else:
+            self._put(self._link.send(body, self._ground.schedule.now))
+
+    def _put(self, *frames: wire.AnyFrame) -> None:
+        if self.connection is not None:
+            for frame in frames:
+                self.connection.send(self, frame)
+
+    def _connect(self) -> None:
+        """Try until a connection stands; a Hello or Welcome that is lost means another try."""
+        if self.connection is None:
+            if self._greeting is not None:
+                self._greeting.close()
+            self._greeting = None
+            controller = self._ground.controller
+            if controller is not None and controller.alive and self._machine.reachable:
+                self._greeting = Connection(self._ground, self, controller)
+                self._greeting.send(self, self._hello())
+        self._after(RETRY_S * self._ground.rng.uniform(2.0, 6.0), self._connect)
+
+    def _hello(self) -> wire.Hello:
+        return wire.Hello(
+            protocol=wire.PROTOCOL,
+            version=VERSION,
+            machine=self._machine.name,
+            agent=self.name,
+            term=self._term,
+            received=self._link.received,
+        )
+
+    def receive(self, connection: Connection, frame: wire.AnyFrame) -> None:
+        """A frame from the controller."""
+        if isinstance(frame, wire.Welcome):
+            if connection is self._greeting:
+                self._welcomed(connection, frame)
+        elif connection is self.connection and isinstance(frame, wire.Data | wire.Bare):
+            for seq, body in self._link.receive(frame):
+                self._link.delivered(seq)
+                directive = wire.decode_directive(body)
+                self._tell(OrderReceived(term=directive.term, order=directive.order))
+            acknowledgement = self._link.ack_due()
+            if acknowledgement is not None and self.alive:
+                self._put(acknowledgement)
+
+    def _welcomed(self, connection: Connection, welcome: wire.Welcome) -> None:
+        self._greeting = None
+        if wire.welcome_problem(welcome, self._term):
+            connection.close()
+            return
+        if welcome.term > self._term:
+            self._link.new_peer()
+            self._term = Term(welcome.term)
+        try:
+            frames = self._link.resume(welcome.received, self._ground.schedule.now)
+        except wire.SessionLostError:
+            self._machine.kill_agent()
+            return
+        self.connection = connection
+        self._put(*frames)
+        self._send(self._joined())
+        self._tell(ControllerConnected(term=welcome.term))
+
+    def _joined(self) -> MachineJoined:
+        return MachineJoined(
+            machine=self._machine.name,
+            agent=self.name,
+            address=f"address-of-{self._machine.name}",
+            host="host",
+            version=VERSION,
+            generation=self._core.generation,
+            ranks=tuple(self._core.ranks.values()),
+            copies=self._copies(),
+        )
+
+    def closed(self, connection: Connection) -> None:
+        """The connection is gone."""
+        if connection is self._greeting:
+            self._greeting = None
+        elif connection is self.connection:
+            self.connection = None
+            self._link.disconnected()
+            self._tell(ControllerDisconnected())
+
+
+def _status(process: Process, exit_: ExitStatus | None) -> RankStatus:
+    return RankStatus(rank=process.rank, generation=process.generation, pid=process.pid, exit=exit_)

@@ -1,0 +1,185 @@
+"""One simulated machine: its keeper, launcher, processes and shared memory.
+
+What outlives what is as on a real one: the agent may die alone, and so may the launcher, and their
+keeper brings them back; ranks and shared memory outlive both; nothing outlives the machine.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import msgspec
+
+from everstep.actions import StartRanks
+from everstep.model import (
+    NO_GENERATION,
+    ExitStatus,
+    Generation,
+    MachineId,
+    NodeRank,
+    Rank,
+    Term,
+)
+from everstep.sim.agent import Agent
+from everstep.sim.ground import Ground
+from everstep.sim.memory import RankMemory
+from everstep.sim.training import Process
+
+KILLED = ExitStatus(signal=9)
+
+
+class Memory(msgspec.Struct, kw_only=True):
+    """What an agent leaves to its successor in shared memory (agent/memory.py)."""
+
+    term: Term = Term(0)
+    generation: Generation = NO_GENERATION
+    node_rank: NodeRank | None = None
+    told: list[Rank] = []
+
+
+class Machine:
+    """One machine. Its agent works through it."""
+
+    def __init__(self, name: MachineId, ground: Ground) -> None:
+        self.name = name
+        self.ground = ground
+        self.alive = True
+        self.reachable = True
+        """False while it is cut off from the controller."""
+        self.launcher_up = False
+        self.breaks_forks = 0
+        """So many of the next forks fail."""
+        self.sticks = False
+        """The next process to be killed will not die for a while."""
+        self.memory = Memory()
+        self.processes: dict[int, Process] = {}
+        """Newest process of each local rank: the heartbeat slots."""
+        self.agent: Agent | None = None
+        self._slots: dict[Rank, RankMemory] = {}
+        self._agents = 0
+        self._start_agent()
+        self._start_launcher()
+
+    # --- the keeper ---
+
+    def _start_agent(self) -> None:
+        if self.alive:
+            self._agents += 1
+            self.agent = Agent(self, f"{self.name}-{self._agents}")
+            self.agent.start()
+
+    def kill_agent(self) -> None:
+        """It is gone at once; the keeper brings a new one."""
+        if self.agent is not None:
+            self.agent.die()
+            self.agent = None
+            self.ground.schedule.after(self.ground.rng.uniform(0.3, 2.0), self._start_agent)
+
+    def _start_launcher(self) -> None:
+        self.ground.schedule.after(self.ground.rng.uniform(1.0, 5.0), self._launcher_ready)
+
+    def _launcher_ready(self) -> None:
+        self.launcher_up = True
+
+    def kill_launcher(self) -> None:
+        """The keeper starts it again, and it imports torch again."""
+        if self.launcher_up:
+            self.launcher_up = False
+            self._start_launcher()
+
+    def lose(self) -> None:
+        """Power off: nothing is left and nobody says good-bye."""
+        self._end(silently=True)
+
+    def leave(self) -> None:
+        """The keeper ends everything in an orderly way."""
+        self._end(silently=False)
+
+    def _end(self, *, silently: bool) -> None:
+        if not self.alive:
+            return
+        self.alive = False
+        if self.agent is not None:
+            connection = self.agent.connection
+            if silently and connection is not None:
+                connection.cut()
+            self.agent.die(silently=silently)
+            self.agent = None
+        for process in self.processes.values():
+            process.stuck = False
+            self.kill(process)
+        self._slots.clear()
+
+    # --- the network ---
+
+    def cut_off(self, for_s: float) -> None:
+        """No frame in or out for a while."""
+        self.reachable = False
+        if self.agent is not None and self.agent.connection is not None:
+            self.agent.connection.cut()
+        self.ground.schedule.after(for_s, self.reconnect)
+
+    def reconnect(self) -> None:
+        self.reachable = True
+
+    # --- processes and shared memory ---
+
+    def heal(self) -> None:
+        """From now on it does what machines do."""
+        self.reconnect()
+        self.unstick()
+        self.breaks_forks = 0
+
+    def unstick(self) -> None:
+        """A driver that hung answers again: who was killed meanwhile dies now."""
+        self.sticks = False
+        for process in self.processes.values():
+            process.stuck = False
+
+    def slots(self, rank: Rank) -> RankMemory:
+        """The rank's checkpoint slots here."""
+        return self._slots.setdefault(rank, RankMemory(rank))
+
+    def all_slots(self) -> list[RankMemory]:
+        """Of every rank that ever ran here, settled to now."""
+        found = [self._slots[rank] for rank in sorted(self._slots)]
+        for slots in found:
+            slots.settle(self.ground.schedule.now)
+        return found
+
+    def fork(self, order: StartRanks, count: int) -> list[Process]:
+        """The launcher forks the first `count` of this machine's ranks."""
+        ground = self.ground
+        ranks = [Rank(rank) for rank in ground.options.spec.ranks_of(order.node_rank)]
+        for slots in self.all_slots():
+            slots.drop_newer(order.restore)
+        gang = ground.gang(order.generation, order.restore)
+        forked = []
+        for index, rank in enumerate(ranks[:count]):
+            process = Process(rank, self.name, order.generation, self.slots(rank))
+            process.pid = ground.next_pid()
+            process.on_end = self._ended
+            ground.truth.forked(process, order)
+            self.processes[index] = process
+            forked.append(process)
+        for process in forked:
+            gang.add(process)
+        return forked
+
+    def kill(self, process: Process, status: ExitStatus = KILLED) -> None:
+        """SIGKILL, or its equal."""
+        if not process.stuck and process.alive:
+            self.ground.gangs[process.generation].end(process, status)
+
+    def running(self) -> list[Process]:
+        """Processes that have not ended, in order of local rank."""
+        return [self.processes[n] for n in sorted(self.processes) if self.processes[n].alive]
+
+    def _ended(self, process: Process) -> None:
+        self.ground.truth.ended(process)
+        noticed_s = self.ground.rng.uniform(0.001, 0.05)
+        self.ground.schedule.after(noticed_s, partial(self._tell_agent, process))
+
+    def _tell_agent(self, process: Process) -> None:
+        if self.agent is not None:
+            self.agent.rank_ended(process)

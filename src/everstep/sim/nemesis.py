@@ -1,0 +1,134 @@
+"""Does harm to a simulated world, as long as faults are allowed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from everstep.core.faults import objection
+from everstep.events import FaultRequested, StopRequested
+from everstep.model import ExitStatus, Fault, RankError
+from everstep.sim.machine import Machine
+from everstep.sim.options import Harm
+from everstep.sim.training import Process
+from everstep.sim.world import World
+
+ERROR = RankError(kind="ValueError", message="no", traceback="Traceback: ValueError: no")
+
+
+class Nemesis:
+    """Picks a fault and a victim every now and then, by the options' chances."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._ground = world.ground
+        self._rng = world.ground.rng
+        self.asked_to_stop = False
+        self._methods: dict[Harm, Callable[[], None]] = {
+            harm: getattr(self, harm.value) for harm in world.ground.options.harms
+        }
+        if self._methods:
+            self._plan()
+
+    def _plan(self) -> None:
+        every_s = self._ground.options.harm_every_s
+        self._ground.schedule.after(self._rng.expovariate(1.0 / every_s), self._strike)
+
+    def _strike(self) -> None:
+        if not self._ground.calm:
+            harm = self._rng.choice(self._ground.options.harms)
+            self._ground.tell(f"{self._ground.schedule.now:.3f} --- {harm}")
+            self._methods[harm]()
+            self._plan()
+
+    def _machine(self) -> Machine | None:
+        alive = self._world.cluster.alive
+        return self._rng.choice(alive) if alive else None
+
+    def _process(self) -> Process | None:
+        running = [p for machine in self._world.cluster.alive for p in machine.running()]
+        return self._rng.choice(running) if running else None
+
+    # --- ranks ---
+
+    def kill_rank(self) -> None:
+        process = self._process()
+        if process is not None:
+            self._world.cluster.machines[process.machine].kill(process)
+
+    def fail_rank(self) -> None:
+        """With a Python exception, but not before the first step: that one is the user's."""
+        process, controller = self._process(), self._world.controller
+        if process is not None and not process.stuck:
+            proven = controller.alive and controller.state.proven
+            gang = self._ground.gangs[process.generation]
+            gang.end(process, ExitStatus(code=1), ERROR if proven else None)
+
+    def stick(self) -> None:
+        """The next process that is to be killed on some machine hangs in a driver for a while."""
+        machine = self._machine()
+        if machine is not None:
+            machine.sticks = True
+            self._ground.schedule.after(self._rng.uniform(1.0, 40.0), machine.unstick)
+
+    # --- machines ---
+
+    def kill_agent(self) -> None:
+        machine = self._machine()
+        if machine is not None:
+            machine.kill_agent()
+
+    def kill_launcher(self) -> None:
+        machine = self._machine()
+        if machine is not None:
+            machine.kill_launcher()
+
+    def break_launcher(self) -> None:
+        machine = self._machine()
+        if machine is not None:
+            machine.breaks_forks += 1
+
+    def lose_machine(self) -> None:
+        machine = self._machine()
+        if machine is not None:
+            self._world.cluster.lose(machine)
+
+    def cut_off(self) -> None:
+        machine = self._machine()
+        if machine is not None:
+            machine.cut_off(self._rng.uniform(0.5, 30.0))
+
+    def volunteer(self) -> None:
+        self._world.cluster.start(1)
+
+    def fill_disk(self) -> None:
+        self._ground.disk.full = True
+        self._ground.schedule.after(
+            self._rng.uniform(1.0, 20.0), partial(setattr, self._ground.disk, "full", False)
+        )
+
+    # --- the controller ---
+
+    def kill_controller(self) -> None:
+        self._world.controller.die()
+
+    def rival_controller(self) -> None:
+        """A second one is started by hand; the first one is fenced at its next word."""
+        self._world.start_controller()
+
+    def power_failure(self) -> None:
+        """The controller's host goes down: what was not synced is lost."""
+        self._world.controller.die()
+        if self._ground.ledger.lose_unsynced():
+            self._ground.truth.rewind(self._ground.ledger)
+
+    def ask_for_fault(self) -> None:
+        controller = self._world.controller
+        request = FaultRequested(fault=self._rng.choice(list(Fault)))
+        if controller.alive and objection(controller.state, request) is None:
+            controller.post(request)
+
+    def ask_to_stop(self) -> None:
+        if self._world.controller.alive and self._rng.random() < 0.1:
+            self.asked_to_stop = True
+            self._world.controller.post(StopRequested(by="somebody"))

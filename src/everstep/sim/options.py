@@ -1,0 +1,177 @@
+"""One run's conditions, all drawn from its seed: swarm testing.
+
+Every run leaves out some kinds of faults and exaggerates others, and shakes every number that the
+policies decide by, so that 200 runs meet combinations that nobody would write down. Liveness is
+promised for numbers that make sense together, so some are drawn within bounds that the comments
+give.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from random import Random
+
+from everstep.model import CheckpointSpec, JobId, JobSpec, PolicySpec, Seconds, Value
+
+
+class Harm(StrEnum):
+    """What may go wrong. The names are those of nemesis.py's methods."""
+
+    KILL_RANK = "kill_rank"
+    FAIL_RANK = "fail_rank"
+    KILL_AGENT = "kill_agent"
+    KILL_LAUNCHER = "kill_launcher"
+    LOSE_MACHINE = "lose_machine"
+    CUT_OFF = "cut_off"
+    KILL_CONTROLLER = "kill_controller"
+    RIVAL_CONTROLLER = "rival_controller"
+    POWER_FAILURE = "power_failure"
+    ASK_FOR_FAULT = "ask_for_fault"
+    STICK = "stick"
+    BREAK_LAUNCHER = "break_launcher"
+    FILL_DISK = "fill_disk"
+    VOLUNTEER = "volunteer"
+    ASK_TO_STOP = "ask_to_stop"
+
+
+class Network(Value, frozen=True, kw_only=True):
+    """How frames travel while faults are allowed; later only `latency_s` remains."""
+
+    latency_s: Seconds
+    loss: float
+    """Share of frames that vanish. TCP loses none while it stands: this is harsher."""
+    doubled: float
+    reordered: bool
+    """Whether frames may overtake each other."""
+    noticed_s: Seconds
+    """How long it takes to notice that a silent peer is gone (pings)."""
+
+
+class Options(Value, frozen=True, kw_only=True):
+    """Everything about a run that is not chance at the moment itself."""
+
+    seed: int
+    spec: JobSpec
+    network: Network
+    steps: int
+    """Length of the training."""
+    step_s: Seconds
+    save_s: Seconds
+    jitter: float
+    """Relative spread of the ranks' times."""
+    disk_s: Seconds
+    look_s: Seconds
+    """Between two looks of an agent at its ranks' heartbeats."""
+    harms: tuple[Harm, ...]
+    harm_every_s: Seconds
+    safety_s: Seconds
+    """How long faults are allowed; then all is healed, and the job must end well."""
+    killed_in_turn: float
+    """Chance that a controller dies at one of the points inside its turn."""
+    hang: float
+    """Share of ranks that wait for ever when a peer is gone, instead of failing."""
+    witnessed: float
+    """Share of lost machines that the cluster notices by itself."""
+    released: float
+    """Share of evicted machines that the cluster takes away at once."""
+    refused: float
+    """Share of requests for machines that the cluster refuses."""
+    snapshot_every: int
+
+
+def draw(seed: int) -> Options:
+    """The options of this seed."""
+    rng = Random(seed)  # noqa: S311 -- a seed that is printed, not a secret
+    nnodes, nproc = rng.choice([(1, 2), (2, 1), (2, 2), (3, 1), (3, 2), (4, 1)])
+    step_s = rng.choice([0.1, 0.5, 1.0, 2.0])
+    steps = rng.randint(30, 120)
+    spec = JobSpec(
+        job=JobId("sim"),
+        uid="00000000",
+        command=("train.py",),
+        working_dir="/",
+        nnodes=nnodes,
+        nproc_per_node=nproc,
+        standbys=rng.choice([0, 0, 1, 2]),
+        checkpoint=CheckpointSpec(
+            directory="/checkpoints",
+            disk_every=rng.choice([0, 5, 10, 20]),
+            keep=rng.choice([1, 2, 2, 3]),
+        ),
+        policy=_policy(rng),
+    )
+    harms = tuple(harm for harm in _COMMON if rng.random() < 0.4)
+    harms += tuple(harm for harm in _RARE if rng.random() < 0.15)
+    return Options(
+        seed=seed,
+        spec=spec,
+        network=_network(rng),
+        steps=steps,
+        step_s=step_s,
+        save_s=step_s * rng.choice([0.05, 0.5, 0.95]),
+        jitter=rng.choice([0.01, 0.3]),
+        disk_s=rng.choice([0.05, 1.0, 5.0]),
+        look_s=rng.choice([0.3, 1.0]),
+        harms=harms,
+        harm_every_s=rng.choice([2.0, 5.0, 15.0]),
+        safety_s=rng.uniform(0.2, 1.0) * steps * step_s + 10.0,
+        killed_in_turn=rng.choice([0.0, 0.0, 0.01, 0.05]),
+        hang=rng.choice([0.0, 0.5, 1.0]),
+        witnessed=rng.choice([0.0, 0.7, 1.0]),
+        released=rng.choice([0.0, 0.5, 1.0]),
+        refused=rng.choice([0.0, 0.5]),
+        snapshot_every=rng.choice([3, 20, 1000]),
+    )
+
+
+_COMMON = (
+    Harm.KILL_RANK,
+    Harm.FAIL_RANK,
+    Harm.KILL_AGENT,
+    Harm.KILL_LAUNCHER,
+    Harm.LOSE_MACHINE,
+    Harm.CUT_OFF,
+    Harm.KILL_CONTROLLER,
+    Harm.ASK_FOR_FAULT,
+)
+_RARE = (
+    Harm.RIVAL_CONTROLLER,
+    Harm.POWER_FAILURE,
+    Harm.STICK,
+    Harm.BREAK_LAUNCHER,
+    Harm.FILL_DISK,
+    Harm.VOLUNTEER,
+    Harm.ASK_TO_STOP,
+)
+
+
+def _policy(rng: Random) -> PolicySpec:
+    """Every number shaken. Faults come so fast here that the guard against loops is mostly off."""
+    return PolicySpec(
+        agent_return_s=rng.choice([1.0, 5.0, 8.0]),
+        silent_s=rng.choice([6.0, 20.0, 60.0]),
+        gone_within_s=rng.choice([3.0, 10.0]),
+        # Longer than a launcher takes to come back, else every start fails.
+        start_within_s=rng.choice([12.0, 60.0]),
+        recoveries_max=rng.choice([3, 1000, 1000, 1000]),
+        recoveries_window_s=rng.choice([100.0, 1800.0]),
+        proven_after_steps=rng.choice([1, 10]),
+        proven_after_s=rng.choice([5.0, 60.0]),
+        settle_s=rng.choice([0.0, 2.0]),
+        gather_s=rng.choice([0.0, 3.0]),
+        early_exit_s=rng.choice([5.0, 60.0]),
+        end_within_s=rng.choice([5.0, 30.0]),
+        stop_grace_s=rng.choice([0.0, 5.0]),
+        lease_s=rng.choice([15.0, 120.0]),
+    )
+
+
+def _network(rng: Random) -> Network:
+    lossy = rng.random() < 0.3
+    return Network(
+        latency_s=rng.choice([0.001, 0.05, 0.3]),
+        loss=rng.choice([0.02, 0.2]) if lossy else 0.0,
+        doubled=rng.choice([0.02, 0.2]) if lossy else 0.0,
+        reordered=lossy and rng.random() < 0.5,
+        noticed_s=rng.choice([1.0, 10.0]),
+    )

@@ -1,0 +1,112 @@
+"""Runs one seed: faults first, then calm, and then the job must end well within a bound.
+
+Safety is judged at every step of the run (truth.py), liveness here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from everstep.actions import FinishJob, Outcome
+from everstep.core.invariants import InvariantBroken, must
+from everstep.model import Seconds, Value
+from everstep.sim.ground import BEGINS_AT
+from everstep.sim.nemesis import Nemesis
+from everstep.sim.options import Options, draw
+from everstep.sim.world import World
+
+
+class Report(Value, frozen=True, kw_only=True):
+    """What a run was like."""
+
+    seed: int
+    outcome: str
+    virtual_s: Seconds
+    records: int
+    generations: int
+    evictions: int
+    terms: int
+    calls: int
+    hash: str
+    """Of everything that was journalled: equal for equal seeds, or something is not determined."""
+
+
+class RunFailed(InvariantBroken):
+    """A run that broke a promise; the message says how to see it again."""
+
+
+def run(seed: int, tell: Callable[[str], None] = lambda _: None) -> Report:
+    """Run this seed; `tell` hears every record and every fault. Raises RunFailed."""
+    options = draw(seed)
+    world = World(options, tell)
+    nemesis = Nemesis(world)
+    try:
+        _live(world, options)
+        _judge(world, nemesis)
+    except (InvariantBroken, AssertionError) as problem:
+        raise RunFailed(
+            f"seed {seed}, at {world.ground.schedule.now - BEGINS_AT:.3f} s: {problem}\n"
+            f"again: python -m everstep.sim --seed {seed}"
+        ) from problem
+    return _report(world, seed)
+
+
+def _live(world: World, options: Options) -> None:
+    schedule = world.ground.schedule
+    schedule.run(lambda: world.over, BEGINS_AT + options.safety_s)
+    if not world.over:
+        world.heal()
+        bound_s = _bound_s(options)
+        ended = schedule.run(lambda: world.over, schedule.now + bound_s)
+        must(ended, f"the job did not end within {bound_s:.0f} s after the last fault")
+
+
+def _bound_s(options: Options) -> Seconds:
+    """Generous: everything once more, and every patience of the policies several times."""
+    policy = options.spec.policy
+    patience_s = (
+        policy.agent_return_s
+        + policy.silent_s
+        + policy.gone_within_s
+        + policy.start_within_s
+        + policy.gather_s
+        + policy.settle_s
+        + policy.end_within_s
+        + policy.stop_grace_s
+    )
+    return 60.0 + 4 * patience_s + 3 * options.steps * options.step_s * (1 + options.jitter)
+
+
+def _judge(world: World, nemesis: Nemesis) -> None:
+    """Did it end as it should?"""
+    truth = world.ground.truth
+    truth.over()
+    finish = truth.watch.finish
+    assert finish is not None
+    if finish.outcome is Outcome.STOPPED:
+        must(nemesis.asked_to_stop, "the job was stopped and nobody had asked for it")
+    elif finish.outcome is Outcome.FAILED:
+        must(_may_fail(world, finish), f"the job failed: {finish.why}")
+
+
+def _may_fail(world: World, finish: FinishJob) -> bool:
+    """A guard may give up where faults really came without progress in between."""
+    policy = world.ground.options.spec.policy
+    loops = "brought no new step" in finish.why and policy.recoveries_max < 10
+    return loops or "in two generations in a row" in finish.why
+
+
+def _report(world: World, seed: int) -> Report:
+    watch, ground = world.ground.truth.watch, world.ground
+    assert watch.finish is not None
+    return Report(
+        seed=seed,
+        outcome=watch.finish.outcome,
+        virtual_s=ground.schedule.now - BEGINS_AT,
+        records=watch.seq,
+        generations=watch.generation,
+        evictions=len(watch.evicted),
+        terms=ground.ledger.term,
+        calls=ground.schedule.done,
+        hash=ground.ledger.hash.hexdigest(),
+    )

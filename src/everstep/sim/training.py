@@ -1,0 +1,176 @@
+"""Models synchronous training: the ranks of one generation step together and save every step.
+
+A step is one all-reduce that every rank must reach; then each finishes its optimizer update in its
+own time, and saves in the background. The next update waits for the save of the one before. When a
+rank is gone, its peers come no further: some fail with a broken connection, some wait for ever.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from random import Random
+from typing import NamedTuple
+
+from everstep.model import (
+    NO_STEP,
+    ExitStatus,
+    Generation,
+    MachineId,
+    Rank,
+    RankError,
+    Seconds,
+    Step,
+)
+from everstep.sim.memory import RankMemory
+from everstep.sim.options import Options
+from everstep.sim.schedule import Schedule
+
+ECHO = RankError(
+    kind="RuntimeError", message="Connection closed by peer", traceback="Traceback: closed by peer"
+)
+"""What gloo raises in a rank whose peer is gone."""
+
+
+class _Finish(NamedTuple):
+    step: Step
+    at: Seconds
+
+
+class Process:
+    """One rank's process."""
+
+    def __init__(
+        self, rank: Rank, machine: MachineId, generation: Generation, memory: RankMemory
+    ) -> None:
+        self.rank = rank
+        self.machine = machine
+        self.generation = generation
+        self.pid = 0
+        self.exit: ExitStatus | None = None
+        self.error: RankError | None = None
+        self.died_at: Seconds = 0.0
+        self.stuck = False
+        """In uninterruptible sleep: SIGKILL does nothing."""
+        self.memory = memory
+        self.on_end: Callable[[Process], None] = lambda _: None
+        self._finishes: deque[_Finish] = deque(maxlen=3)
+
+    @property
+    def alive(self) -> bool:
+        return self.exit is None
+
+    def will_finish(self, step: Step, at: Seconds) -> None:
+        self._finishes.append(_Finish(step, at))
+
+    def finished(self, now: Seconds) -> tuple[Step, Seconds]:
+        """Newest step whose optimizer update it finished, and when; NO_STEP if none."""
+        until = now if self.alive else min(now, self.died_at)
+        done = [finish for finish in self._finishes if finish.at <= until]
+        return (done[-1].step, done[-1].at) if done else (NO_STEP, 0.0)
+
+
+class Gang:
+    """All processes of one generation."""
+
+    def __init__(
+        self, generation: Generation, restore: Step, options: Options, schedule: Schedule
+    ) -> None:
+        self.generation = generation
+        self.restore = restore
+        self.processes: dict[Rank, Process] = {}
+        self.began = False
+        """Whether all ranks met and restored."""
+        self.newest: Step = restore
+        """Newest step that its all-reduce made possible."""
+        self.on_begin: Callable[[Gang], None] = lambda _: None
+        self.on_step: Callable[[Gang], None] = lambda _: None
+        self._options = options
+        self._schedule = schedule
+        self._broken = False
+        # A generator of its own: what one gang does must not change what another one draws.
+        self._rng = Random(f"{options.seed} {generation}")  # noqa: S311 -- a printed seed
+
+    @property
+    def whole(self) -> bool:
+        return all(process.alive for process in self.processes.values())
+
+    def add(self, process: Process) -> None:
+        """A forked rank. The last one lets the training begin."""
+        self.processes[process.rank] = process
+        if self._broken:
+            self._notice(process)
+        elif len(self.processes) == self._options.spec.world_size:
+            self._schedule.after(self._rng.uniform(0.1, 2.0), self._begin)
+
+    def ended(self, process: Process) -> None:
+        """A rank's process is gone: its peers notice, or do not."""
+        if process.exit is not None and process.exit.ok:
+            return
+        self._broken = True
+        for peer in self.processes.values():
+            self._notice(peer)
+
+    def _notice(self, peer: Process) -> None:
+        """The connection to a dead rank breaks, and the peer dies of it or waits for ever."""
+        if peer.alive and self._rng.random() >= self._options.hang:
+            dies_s = self._rng.uniform(0.01, 1.0)
+            self._schedule.after(dies_s, partial(self.end, peer, ExitStatus(code=1), ECHO))
+
+    def end(self, process: Process, status: ExitStatus, error: RankError | None = None) -> None:
+        """The process ends now, for whatever reason."""
+        if not process.alive:
+            return
+        process.died_at = self._schedule.now
+        process.memory.cut(self._schedule.now)
+        process.exit, process.error = status, error
+        process.on_end(process)
+        self.ended(process)
+
+    def finished_by_all(self) -> Step:
+        """The truth: newest step that every rank finished, `restore` if none of its own."""
+        now = self._schedule.now
+        return max(self.restore, min(p.finished(now)[0] for p in self.processes.values()))
+
+    def _begin(self) -> None:
+        if self._broken or not self.whole:
+            return
+        self.began = True
+        self.on_begin(self)
+        self._schedule.after(self._compute_s(), self._reduce)
+
+    def _compute_s(self) -> Seconds:
+        jitter = self._options.jitter
+        return self._options.step_s * self._rng.uniform(1.0 - jitter, 1.0 + jitter)
+
+    def _reduce(self) -> None:
+        """Every rank is here: this step will be finished by whoever lives on."""
+        if self._broken or not self.whole:
+            return
+        if self.newest == self._options.steps - 1:
+            self._finish()
+            return
+        self.newest = Step(self.newest + 1)
+        last = self._schedule.now
+        for process in self.processes.values():
+            last = max(last, self._plan(process))
+        self.on_step(self)
+        self._schedule.at(last + self._compute_s(), self._reduce)
+
+    def _plan(self, process: Process) -> Seconds:
+        """When this rank finishes the step, after its former save; its save is planned, too."""
+        options, now = self._options, self._schedule.now
+        process.memory.settle(now)
+        updated = now + self._rng.uniform(0.0, options.jitter) * options.step_s
+        at = max(updated, process.memory.free_at)
+        process.will_finish(self.newest, at)
+        save_s = options.save_s * self._rng.uniform(1.0, 1.0 + options.jitter)
+        process.memory.plan_save(self.newest, self.generation, at, at + save_s)
+        return at
+
+    def _finish(self) -> None:
+        """All steps are done: every rank waits for its last save and leaves."""
+        for process in self.processes.values():
+            at = max(self._schedule.now, process.memory.free_at) + self._rng.uniform(0.0, 1.0)
+            self._schedule.at(at, partial(self.end, process, ExitStatus(code=0)))

@@ -1,0 +1,136 @@
+"""What really goes on in a simulated world, and whether it may.
+
+core/invariants.py judges what the controller says; this judges what happened to machines because
+of it. It sees every forked process and every step, which no controller does.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from everstep.actions import ControllerAction, FinishJob, Outcome, StartRanks
+from everstep.core.invariants import Watch, check_state, must
+from everstep.core.state import State
+from everstep.events import ControllerEvent
+from everstep.model import NO_STEP, Copy, Generation, Published, Rank, Seconds
+from everstep.sim.disk import Disk
+from everstep.sim.memory import RankMemory
+from everstep.sim.records import Ledger
+from everstep.sim.training import Gang, Process
+
+
+class _Trained(NamedTuple):
+    """A generation that really began."""
+
+    gang: Gang
+    memories: dict[Rank, RankMemory]
+    """Where each rank's copies are."""
+
+
+class Truth:
+    """Judge of one run. Everything raises InvariantBroken."""
+
+    def __init__(self, disk: Disk) -> None:
+        self.watch = Watch()
+        self._disk = disk
+        self._alive: dict[Process, None] = {}
+        self._starts: dict[Generation, dict[str, StartRanks]] = {}
+        """Orders that were carried out, by generation and id."""
+        self._last: _Trained | None = None
+        self._stepped: Generation = Generation(0)
+
+    # --- the controller ---
+
+    def decided(
+        self, event: ControllerEvent, actions: list[ControllerAction], state: State, now: Seconds
+    ) -> None:
+        """A record is in the journal."""
+        self.watch.see(event, actions, now)
+        check_state(state, now)
+        for action in actions:
+            if isinstance(action, FinishJob) and action.outcome is Outcome.FINISHED:
+                self._check_finished()
+
+    def rewind(self, ledger: Ledger) -> None:
+        """The journal lost its end: what it still says is judged anew, and nothing else counts."""
+        self.watch = Watch()
+        for record in ledger.records:
+            self.watch.see(record.event, record.actions, record.time)
+
+    def _check_finished(self) -> None:
+        must(self._last is not None, "the job finished and no step was ever done")
+        assert self._last is not None
+        for rank, process in self._last.gang.processes.items():
+            ok = process.exit is not None and process.exit.ok
+            must(ok, f"the job finished, but rank {rank} ended with {process.exit}")
+
+    # --- machines ---
+
+    def forked(self, process: Process, order: StartRanks) -> None:
+        """Ranks start only where and when all older ones are gone."""
+        starts = self._starts.setdefault(order.generation, {})
+        starts[order.id] = order
+        machines = {start.machine: None for start in starts.values()}
+        for other in self._alive:
+            older = other.generation < process.generation and other.machine in machines
+            must(
+                not older,
+                f"rank {process.rank} of generation {process.generation} started on "
+                f"{process.machine} while rank {other.rank} of generation {other.generation} was "
+                f"alive on {other.machine}",
+            )
+            twin = (other.rank, other.generation) == (process.rank, process.generation)
+            must(not twin, f"rank {other.rank} of generation {other.generation} started twice")
+        self._alive[process] = None
+
+    def ended(self, process: Process) -> None:
+        self._alive.pop(process, None)
+
+    # --- training ---
+
+    def began(self, gang: Gang) -> None:
+        """All ranks of a generation met: they must be able to restore what they were told."""
+        starts = list(self._starts[gang.generation].values())
+        wanted = Published(step=starts[0].restore, generation=starts[0].restore_generation)
+        for start in starts:
+            told = Published(step=start.restore, generation=start.restore_generation)
+            must(told == wanted, f"{start.id} restores {told}, {starts[0].id} restores {wanted}")
+        if wanted.step != NO_STEP and wanted not in self._disk.published():
+            for rank, process in gang.processes.items():
+                copy = Copy(rank=rank, step=wanted.step, generation=wanted.generation)
+                must(
+                    copy in process.memory.copies(),
+                    f"rank {rank} on {process.machine} restores step {wanted.step} of generation "
+                    f"{wanted.generation}, which is neither in its memory nor on disk",
+                )
+        self._check_loss(gang)
+        memories = {rank: process.memory for rank, process in gang.processes.items()}
+        self._last = _Trained(gang, memories)
+
+    def _check_loss(self, gang: Gang) -> None:
+        """Restores s or s-1, s the newest step finished on every rank, if no memory was lost."""
+        if self._last is None:
+            return
+        for rank, process in gang.processes.items():
+            if process.memory is not self._last.memories[rank]:
+                return
+        newest = self._last.gang.finished_by_all()
+        must(
+            gang.restore >= newest - 1,
+            f"generation {gang.generation} restored step {gang.restore}, although every rank had "
+            f"finished step {newest} in generation {self._last.gang.generation}",
+        )
+
+    def stepped(self, gang: Gang) -> None:
+        """One generation at a time makes progress."""
+        must(
+            gang.generation >= self._stepped,
+            f"generation {gang.generation} did step {gang.newest} after generation "
+            f"{self._stepped} had begun to",
+        )
+        self._stepped = gang.generation
+
+    def over(self) -> None:
+        """The controller is done: the machines that it could reach are as it found them."""
+        must(self.watch.ended, "the controller went before its end")
+        must(not self.watch.incident, f"{self.watch.incident} never ended")

@@ -1,0 +1,129 @@
+"""Promises of the agent's part in the disk tier: a step gets to disk whole, or it says why not."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from everstep.actions import PersistStep
+from everstep.agent.persist import Persisting
+from everstep.agent.this_machine import ThisMachine
+from everstep.checkpoint.disk import publish, published, shard_path
+from everstep.checkpoint.slots import ShardWriter, Writer
+from everstep.events import PersistFailed, StepPersisted
+from everstep.model import Generation, MachineId, Published, Rank, Step
+from tests.agent.support import Job
+
+RANKS = [Rank(0), Rank(1)]
+
+
+class Disk:
+    """A machine's shared memory, its ranks as writers without processes, and its agent's part."""
+
+    def __init__(self, root: Path) -> None:
+        job = Job(root, f"p{os.getpid()}")
+        spec = job.describe(["train.py"])
+        self.here = ThisMachine.read(job.machine.setup)
+        self.directory = Path(spec.checkpoint.directory)
+        self.running = True
+        self.persisting = Persisting(self.here, lambda: self.running)
+        self._writers = {
+            rank: ShardWriter(self.here.shm, Writer(rank=rank, world_size=2, generation=GENERATION))
+            for rank in RANKS
+        }
+
+    def save(self, step: int, *ranks: Rank) -> None:
+        for rank in ranks or RANKS:
+            writer = self._writers[rank]
+            writer.reserve(100)
+            slot = writer.begin(Step(step), 100)
+            slot.payload[:] = bytes([step] * 100)
+            writer.commit(slot)
+
+    async def persist(self, step: int) -> StepPersisted | PersistFailed:
+        order = PersistStep(
+            id=f"p{step}",
+            cause="test",
+            why="test",
+            machine=MachineId("m0"),
+            generation=GENERATION,
+            step=Step(step),
+        )
+        return await self.persisting.persist(order, RANKS)
+
+    def answer(self, step: int) -> StepPersisted | PersistFailed:
+        return asyncio.run(self.persist(step))
+
+
+GENERATION = Generation(2)
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Disk]:
+    disk = Disk(tmp_path)
+    yield disk
+    for path in sorted(disk.here.shm.rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+    disk.here.shm.rmdir()
+
+
+def test_saved_shards_get_to_disk_and_can_be_published(disk: Disk) -> None:
+    disk.save(5)
+    assert disk.answer(5) == StepPersisted(machine=MachineId("m0"), action="p5", step=Step(5))
+    publish(disk.directory, Step(5), GENERATION, world_size=2, keep=2)
+    assert published(disk.directory) == [Published(step=Step(5), generation=GENERATION)]
+
+
+def test_a_step_that_is_still_to_come_is_waited_for_and_kept(disk: Disk) -> None:
+    """Ordered ahead of time, and then ranks run on: the pin keeps the slot until it is copied."""
+
+    async def order_then_save() -> StepPersisted | PersistFailed:
+        answer = asyncio.create_task(disk.persist(5))
+        await asyncio.sleep(0)
+        for step in range(3, 12):
+            disk.save(step)
+        return await answer
+
+    disk.save(1)
+    assert isinstance(asyncio.run(order_then_save()), StepPersisted)
+    assert shard_path(disk.directory, Step(5), Rank(1)).exists()
+
+
+def test_a_step_that_was_overwritten_is_refused_with_its_name(disk: Disk) -> None:
+    for step in range(1, 8):
+        disk.save(step)
+    failed = disk.answer(2)
+    assert isinstance(failed, PersistFailed)
+    assert "step 2" in failed.reason
+
+
+def test_dead_ranks_step_is_there_or_never_will_be(disk: Disk) -> None:
+    disk.save(5, Rank(0))
+    disk.running = False
+    failed = disk.answer(5)
+    assert isinstance(failed, PersistFailed)
+    assert failed.reason == "rank 1 ended before it saved step 5"
+    disk.save(5, Rank(1))
+    assert isinstance(disk.answer(5), StepPersisted)
+
+
+def test_a_copy_of_another_generation_is_not_the_one_meant(disk: Disk) -> None:
+    disk.save(5, Rank(0))
+    other = ShardWriter(disk.here.shm, Writer(rank=Rank(1), world_size=2, generation=Generation(1)))
+    slot = other.begin(Step(5), 100)
+    other.commit(slot)
+    disk.running = False
+    assert isinstance(disk.answer(5), PersistFailed)
+
+
+def test_a_directory_that_cannot_be_written_is_an_answer_and_not_a_crash(disk: Disk) -> None:
+    disk.save(5)
+    disk.directory.parent.mkdir(parents=True, exist_ok=True)
+    disk.directory.write_text("a file is in the way")
+    failed = disk.answer(5)
+    assert isinstance(failed, PersistFailed)
+    assert str(disk.directory) in failed.reason

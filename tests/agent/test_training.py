@@ -1,0 +1,84 @@
+"""Promises of agent and launcher together, with torch: restart after restart on fresh ports."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from everstep.events import MachineJoined, RankExited
+from everstep.model import ExitStatus, Rank
+from everstep.trainer.heartbeat import Heartbeat, SlotReader
+from tests.agent.fake_controller import FakeController
+from tests.agent.support import Job, lines, wait_for
+
+pytestmark = pytest.mark.torch
+KILLS = 20
+
+SCRIPT = """
+    import os, time, torch, torch.distributed as dist
+    dist.init_process_group("gloo")
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    print("ready", int(total), os.environ["MASTER_PORT"])
+    while True:
+        time.sleep(0.01)
+        dist.all_reduce(total)
+"""
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Job, FakeController]]:
+    job = Job(tmp_path_factory.mktemp("training"), f"t{os.getpid()}")
+    job.describe(["train.py"], env={"GLOO_SOCKET_IFNAME": "lo"})
+    controller = FakeController(job.paths)
+    job.start("agent", "launcher")
+    controller.get(MachineJoined)
+    yield job, controller
+    job.stop()
+    controller.stop()
+
+
+def test_twenty_kills_in_a_row_are_twenty_good_restarts(job: tuple[Job, FakeController]) -> None:
+    """Rank 0's TCPStore listens on the port that the agent holds reserved, another every time."""
+    machine, controller = job
+    machine.script("train.py", SCRIPT)
+    slots = SlotReader(machine.shm / "heartbeat", 2)
+    ports = set()
+    for number in range(KILLS):
+        generation = machine.next_generation()
+        controller.start_ranks(generation)
+        logs = [machine.machine.rank_log(generation, Rank(rank)) for rank in (0, 1)]
+        wait_for("both ranks", lambda logs=logs: all(map(lines, logs)))  # type: ignore[misc]
+        said = [lines(log)[0].split() for log in logs]
+        assert [words[:2] for words in said] == [["ready", "2"]] * 2
+        ports.add(said[0][2])
+        victim = _of(slots.read()[number % 2])
+        os.kill(victim.pid, signal.SIGKILL)
+        ended = controller.get(
+            RankExited,
+            lambda e, v=victim: (e.generation, e.rank) == (v.generation, v.rank),  # type: ignore[misc]
+        )
+        assert ended.exit == ExitStatus(signal=9)
+    slots.close()
+    assert len(ports) == KILLS
+
+
+def _of(beat: Heartbeat | None) -> Heartbeat:
+    assert beat is not None
+    return beat
+
+
+def test_a_failing_script_is_told_with_its_traceback(job: tuple[Job, FakeController]) -> None:
+    machine, controller = job
+    machine.script("train.py", "def f():\n    raise ValueError('bad data')\nf()")
+    generation = machine.next_generation()
+    controller.start_ranks(generation)
+    ended = controller.get(RankExited, lambda event: event.generation == generation)
+    assert ended.exit == ExitStatus(code=1)
+    assert ended.error is not None
+    assert (ended.error.kind, ended.error.message) == ("ValueError", "bad data")
+    assert ended.error.traceback == ended.last_lines
+    assert 'train.py", line 2, in f' in ended.last_lines

@@ -1,0 +1,147 @@
+"""Sentences and tables for people: the right numbers in them, and nothing that says nothing."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console, RenderableType
+
+from everstep.commands import stories, tables
+from everstep.controller.views import IncidentsView, MachineView
+from everstep.core.ettr import Owner
+from everstep.core.state import Phase
+from everstep.journal import StoryLine
+from everstep.journal.index import Part
+from everstep.model import JobId, MachineId, NodeRank, Rank
+from tests.commands.fake_controller import SPENT, ended_view, incident_view, status_view
+
+
+def drawn(content: RenderableType, width: int = 120) -> str:
+    out = io.StringIO()
+    Console(file=out, width=width).print(content)
+    return " ".join(out.getvalue().split())
+
+
+def machine(name: str, condition: str, why: str = "", first: int | None = None) -> MachineView:
+    placed = first is not None
+    return MachineView(
+        machine=MachineId(name),
+        host="h",
+        address="a",
+        node_rank=NodeRank(0) if placed else None,
+        ranks=(Rank(first or 0), Rank((first or 0) + 1)) if placed else (),
+        condition=condition,
+        why=why,
+    )
+
+
+@pytest.mark.parametrize(
+    ("changed", "line"),
+    [
+        ({}, "step 7 | 100 ms per step | loss 2.5000 | 0 of 2 machines | ETTR 0.900"),
+        ({"finished_by_all": -1, "loss": None, "step_s": None, "ettr": None},
+         "generation 1: before its first step | 0 of 2 machines"),
+        ({"phase": Phase.GATHERING, "loss": None, "standbys": 1},
+         "gathering machines | 0 of 2 machines + 0 standby | ETTR 0.900"),
+        ({"phase": Phase.STOPPING, "loss": None, "generation": 3},
+         "generation 3: stopping | 0 of 2 machines | ETTR 0.900"),
+        ({"incident": "i1", "step_s": 2.0, "loss": None},
+         "step 7 | 2.00 s per step | 0 of 2 machines | ETTR 0.900 | incident i1 is open"),
+    ],
+)  # fmt: skip
+def test_the_progress_line_says_where_the_job_is(changed: dict[str, object], line: str) -> None:
+    assert tables.progress(status_view(**changed)) == line
+
+
+def test_machines_are_listed_with_their_ranks_and_what_became_of_them() -> None:
+    view = status_view(
+        machines=(machine("m0", "member", first=0), machine("m1", "evicted", "it was lost"))
+    )
+    text = drawn(tables.machines(view))
+    assert "m0 h a 0 0-1 member" in text
+    assert "m1 h a evicted: it was lost" in text
+
+
+def test_the_table_of_incidents_adds_up() -> None:
+    first = incident_view(closed_at=2.0, outcome="proven", restored=7)
+    second = incident_view(incident="i2", symptom="machine m1 is lost", evicted=("m1",))
+    view = IncidentsView(job=JobId("j"), incidents=(first, second), seconds=SPENT, ettr=0.5)
+    text = drawn(tables.incidents(view))
+    assert "i1 rank 3 died of signal 9: proven; restored step 7 0.25 0.00 1.50 0.00 1.75" in text
+    assert "i2 machine m1 is lost: open 0.25 0.00 1.50 0.00 1.75" in text
+    assert "all 0.50 0.00 3.00 0.00 3.50" in text
+    assert "waiting" not in text
+
+
+def test_the_table_has_room_for_a_terminal_of_80_columns() -> None:
+    view = IncidentsView(job=JobId("j"), incidents=(incident_view(),), seconds=SPENT, ettr=None)
+    assert "detecting locating restarting recomputing total s" in drawn(tables.incidents(view), 80)
+
+
+def test_waiting_for_machines_has_a_column_where_somebody_waited() -> None:
+    waited = incident_view(seconds=SPENT | {Owner.WAITING: 3.0})
+    view = IncidentsView(job=JobId("j"), incidents=(waited,), seconds=SPENT, ettr=None)
+    assert "waiting" in drawn(tables.incidents(view))
+
+
+def test_an_incident_that_restored_nothing_began_anew() -> None:
+    closed = incident_view(closed_at=1.0, outcome="proven", restored=-1)
+    assert tables.outcome(closed) == "proven; began anew"
+    assert tables.closed(incident_view(closed_at=1.0, seconds=SPENT)) == (
+        "incident i1 closed: closed (no time lost)"
+    )
+
+
+def test_the_account_names_every_owner_that_owns_something() -> None:
+    text = tables.account(SPENT | {Owner.TRAINING: 9.0, Owner.WAITING: 1.0}, 0.9)
+    assert text == (
+        "Of 10.00 s: training 9.00, waiting for machines 1.00."
+        " ETTR 0.9000 (90.0% of the time trained)."
+    )
+
+
+def test_news_are_told_once() -> None:
+    before = status_view(machines=(machine("m1", "member"),))
+    after = status_view(
+        term=2,
+        generation=2,
+        restored=7,
+        notes=("the journal had a torn end",),
+        machines=(machine("m1", "lost", "its keeper is gone"),),
+    )
+    assert tables.news(before, after) == [
+        "the controller is back, term 2; training went on meanwhile",
+        "the journal had a torn end",
+        "machine m1 is lost: its keeper is gone",
+        "generation 2 begins, from step 7",
+    ]
+    assert tables.news(after, after) == []
+    assert tables.news(None, before) == []
+    assert tables.news(status_view(), ended_view()) == []
+
+
+def test_a_story_names_reasons_and_facts() -> None:
+    fact = StoryLine(
+        id="4",
+        part=Part.EVENT,
+        time=10.0,
+        name="RankExited",
+        cause="",
+        why="",
+        fields={
+            "rank": 3,
+            "exit": {"signal": 9, "code": None},
+            "age_s": 0.25,
+            "error": None,
+            "copies": [1, 2, 3, 4, 5],
+            "last_lines": "x" * 500,
+        },
+    )
+    decision = StoryLine(
+        id="4.0", part=Part.ACTION, time=10.5, name="OpenIncident", cause="4", why="so", fields={}
+    )
+    text = drawn(stories.story([fact, decision]), 300)
+    assert "0.00 4 RankExited: rank 3, exit signal 9, age_s 0.25, copies (5 of them)" in text
+    assert "x" * 130 not in text
+    assert "0.50 4.0 4 OpenIncident: so" in text

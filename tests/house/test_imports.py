@@ -17,9 +17,13 @@ HAS_TORCH = {
     "everstep.checkpoint.capture",
     "everstep.checkpoint.copier",
     "everstep.checkpoint.cuda",
+    "everstep.checkpoint.export",
     "everstep.checkpoint.guard",
+    "everstep.checkpoint.layout",
     "everstep.checkpoint.load",
+    "everstep.checkpoint.naming",
     "everstep.checkpoint.rng",
+    "everstep.checkpoint.start",
     "everstep.trainer.memory",
     "everstep.trainer.restore",
 }

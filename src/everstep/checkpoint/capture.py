@@ -20,6 +20,7 @@ from typing import Any, Protocol
 import torch
 
 from everstep.checkpoint.format import (
+    Placed,
     ShardIndex,
     StateEntry,
     TensorEntry,
@@ -27,6 +28,8 @@ from everstep.checkpoint.format import (
     padded,
     tensor_at,
 )
+from everstep.checkpoint.layout import CannotPlace, Meshes, is_distributed, local_of
+from everstep.checkpoint.naming import Names, kind_of
 from everstep.checkpoint.rng import RNG_ENTRY, rng_states
 from everstep.model import EverstepError, Step
 
@@ -38,7 +41,7 @@ _ONE_BYTE_VIEWS = frozenset(
 )
 """Element types that torch cannot copy, but can view as bytes."""
 
-_Place = tuple[int, torch.dtype, torch.Size, tuple[int, ...], torch.device]
+_Place = tuple[int, torch.dtype, torch.Size, tuple[int, ...], torch.device, Placed | None]
 """Two tensors of the same place are the same tensor."""
 
 
@@ -138,19 +141,26 @@ class Table:
     taken over: that halves the time that training waits for a save of thousands of tensors.
     """
 
-    def __init__(self, previous: Table | None) -> None:
+    def __init__(self, previous: Table | None, meshes: Meshes) -> None:
         self.entries: list[TensorEntry] = []
         self.tensors: list[torch.Tensor] = []
+        self.wholes: list[torch.Tensor] = []
+        """The same, but each DTensor itself: it counts its changes, and its shard does not."""
         self.places: list[_Place] = []
         self.owners: list[str] = []
         self.owner = ""
+        self._meshes = meshes
         self._previous = None if previous is None else (previous.places, previous.entries)
         self._end = 0
         self._known: dict[_Place, int] = {}
 
     def add(self, tensor: torch.Tensor) -> int | None:
         """Its number, or None if it is to be pickled like any other object."""
-        if not _storable(tensor, self.owner):
+        whole, placed = tensor, None
+        if is_distributed(tensor):
+            placed = self._meshes.place(tensor)
+            tensor = local_of(tensor)
+        if not _storable(tensor):
             return None
         tensor = _plain_memory(tensor)
         place = (
@@ -159,18 +169,20 @@ class Table:
             tensor.shape,
             tensor.stride(),
             tensor.device,
+            placed,
         )
         number = self._known.get(place) if place[0] else None
         if number is None:
             number = len(self.tensors)
             self._known[place] = number
+            self.wholes.append(whole)
             self._append(tensor, place)
         return number
 
     def _append(self, tensor: torch.Tensor, place: _Place) -> None:
         entry = self._same_as_before(place)
         if entry is None:
-            entry = _entry_of(tensor, padded(self._end))
+            entry = _entry_of(tensor, padded(self._end), place[-1])
             self._previous = None  # offsets after this one may differ
         self.entries.append(entry)
         self.places.append(place)
@@ -203,18 +215,31 @@ class Capture:
         self._guarded = guarded
         self._stage = Stage()
         self._table: Table | None = None
+        self._meshes = Meshes()
+        self._names = Names(state)
 
     def snapshot(self, step: Step) -> Snapshot:
         """Freeze everything but the guarded tensors, which are watched. Raises CannotSave.
 
         The previous snapshot must have been copied: its memory is used again.
         """
-        table = self._table = Table(self._table)
+        table = self._table = Table(self._table, self._meshes)
         entries = []
         for name, read in _readers(self._state):
             table.owner = name
-            entries.append(StateEntry(name=name, skeleton=_pickle(name, read, table)))
-        index = ShardIndex(entries=tuple(entries), tensors=tuple(table.entries))
+            entries.append(
+                StateEntry(
+                    name=name,
+                    skeleton=_pickle(name, read, table),
+                    kind=kind_of(self._state.get(name)),
+                    names=self._names.of(name),
+                )
+            )
+        index = ShardIndex(
+            entries=tuple(entries),
+            tensors=tuple(table.entries),
+            meshes=tuple(self._meshes.entries),
+        )
         snapshot = Snapshot(step, index, table.tensors)
         self._stage.rewind()
         self._split(table, snapshot)
@@ -226,10 +251,10 @@ class Capture:
             owner = table.owners[number]
             still = table.places[number][0] in pointers or owner in owners
             if still and not tensor.is_inference():  # those have no version to watch
-                snapshot.watch.add(tensor, owner)
+                snapshot.watch.add(table.wholes[number], owner)
             elif tensor.numel():
                 snapshot.sources[number] = self._stage.take(tensor)
-        table.tensors = []
+        table.tensors, table.wholes = [], []
 
 
 def _readers(state: Mapping[str, Stateful]) -> Iterator[tuple[str, Callable[[], Any]]]:
@@ -242,22 +267,16 @@ def _pickle(name: str, read: Callable[[], Any], table: Table) -> bytes:
     file = io.BytesIO()
     try:
         Collector(file, table).dump(read())
-    except (pickle.PicklingError, TypeError, AttributeError) as error:
+    except (pickle.PicklingError, TypeError, AttributeError, CannotPlace) as error:
         raise CannotSave(f"the state of {name!r} cannot be saved: {error}") from error
     return file.getvalue()
 
 
-def _storable(tensor: torch.Tensor, owner: str) -> bool:
+def _storable(tensor: torch.Tensor) -> bool:
     """Sparse, quantized, meta and nested tensors pickle themselves, at once. So do subclasses."""
-    if type(tensor) not in _PLAIN:
-        if type(tensor).__name__ == "DTensor":
-            raise CannotSave(
-                f"{owner!r} holds a DTensor, which checkpoints in memory cannot hold yet: "
-                "use DDP, or save with torch.distributed.checkpoint"
-            )
-        return False
     return (
-        tensor.layout == torch.strided
+        type(tensor) in _PLAIN
+        and tensor.layout == torch.strided
         and (tensor.is_cpu or tensor.is_cuda)
         and not tensor.is_quantized
         and not tensor.is_nested
@@ -273,7 +292,7 @@ def _plain_memory(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def _entry_of(tensor: torch.Tensor, offset: int) -> TensorEntry:
+def _entry_of(tensor: torch.Tensor, offset: int, placed: Placed | None) -> TensorEntry:
     shape = tuple(tensor.shape)
     return TensorEntry(
         dtype=str(tensor.dtype).removeprefix("torch."),
@@ -282,6 +301,7 @@ def _entry_of(tensor: torch.Tensor, offset: int) -> TensorEntry:
         offset=offset,
         nbytes=tensor.numel() * tensor.element_size(),
         device=tensor.device.type,
+        placed=placed,
     )
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import mmap
 import struct
 import zlib
+from enum import StrEnum
 
 import msgspec
 
@@ -55,6 +56,33 @@ class Header(Value, frozen=True, kw_only=True, array_like=True):
     payload_bytes: int
 
 
+class MeshEntry(Value, frozen=True, kw_only=True, array_like=True):
+    """A DeviceMesh: which ranks hold the parts of its distributed tensors."""
+
+    device: str
+    """Device type, "cpu" or "cuda"."""
+    names: tuple[str, ...]
+    """Of its dimensions; empty if they have none."""
+    shape: tuple[int, ...]
+    ranks: tuple[Rank, ...]
+    """In row-major order."""
+
+
+class Placed(Value, frozen=True, kw_only=True, array_like=True):
+    """What a DTensor knows beside its local shard."""
+
+    mesh: int
+    """Number in ShardIndex.meshes."""
+    placements: tuple[str, ...]
+    """One for each dimension of the mesh, as layout.py spells them: "R", "S(0)"."""
+    shape: tuple[int, ...]
+    """Of the whole tensor."""
+    stride: tuple[int, ...]
+    """Of the whole tensor."""
+    at: tuple[int, ...]
+    """Where in the whole tensor the local shard begins, in elements of each dimension."""
+
+
 class TensorEntry(Value, frozen=True, kw_only=True, array_like=True):
     """Where one tensor's elements are, and how they are laid out."""
 
@@ -68,6 +96,18 @@ class TensorEntry(Value, frozen=True, kw_only=True, array_like=True):
     nbytes: int
     device: str
     """Device type the tensor was on: "cpu" or "cuda"."""
+    placed: Placed | None = None
+    """For the local shard of a DTensor: the whole that it belongs to."""
+
+
+class EntryKind(StrEnum):
+    """What an entry of the state was, for whoever makes another format of it."""
+
+    OTHER = "other"
+    MODULE = "module"
+    DDP = "ddp"
+    """A module whose keys begin with "module."."""
+    OPTIMIZER = "optimizer"
 
 
 class StateEntry(Value, frozen=True, kw_only=True, array_like=True):
@@ -76,6 +116,9 @@ class StateEntry(Value, frozen=True, kw_only=True, array_like=True):
     name: str
     skeleton: bytes
     """Pickle in which each tensor is a call of tensor_at(its number in the table)."""
+    kind: EntryKind = EntryKind.OTHER
+    names: tuple[str, ...] = ()
+    """Of an optimizer: its parameters' names in their module, by their number in its state."""
 
 
 class ShardIndex(Value, frozen=True, kw_only=True, array_like=True):
@@ -83,6 +126,7 @@ class ShardIndex(Value, frozen=True, kw_only=True, array_like=True):
 
     entries: tuple[StateEntry, ...]
     tensors: tuple[TensorEntry, ...]
+    meshes: tuple[MeshEntry, ...] = ()
 
 
 def tensor_at(number: int) -> object:
@@ -186,6 +230,8 @@ def unpack_index(payload: memoryview) -> tuple[ShardIndex, int]:
     for entry in index.tensors:
         if entry.offset < 0 or tensors_at + entry.offset + entry.nbytes > len(payload):
             raise ShardBad(f"the shard's index points beyond its {len(payload)} bytes")
+        if entry.placed is not None and not 0 <= entry.placed.mesh < len(index.meshes):
+            raise ShardBad(f"the shard's index names mesh {entry.placed.mesh}, which it lacks")
     return index, tensors_at
 
 

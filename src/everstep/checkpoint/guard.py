@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from everstep.checkpoint.capture import CannotSave, Stateful
+from everstep.checkpoint.layout import local_of, tensors_in
 
 
 class Guard:
@@ -50,7 +51,7 @@ class Guard:
         """Addresses of the tensors that change only after `wait`. Optimizer state comes and goes,
         so this is asked at every save.
         """
-        return {tensor.data_ptr() for tensor in self._tensors()}
+        return {local_of(tensor).data_ptr() for tensor in self._tensors()}
 
     def _tensors(self) -> Iterator[torch.Tensor]:
         for optimizer in self._optimizers:
@@ -87,15 +88,3 @@ def is_optimizer(item: object) -> bool:
     if isinstance(item, torch.nn.Module):
         return False
     return callable(getattr(item, "step", None)) and callable(getattr(item, "zero_grad", None))
-
-
-def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """All tensors in nested dicts, lists and tuples."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from tensors_in(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from tensors_in(item)

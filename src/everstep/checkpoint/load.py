@@ -27,6 +27,7 @@ from everstep.checkpoint.format import (
     unpack_index,
 )
 from everstep.checkpoint.guard import hookable
+from everstep.checkpoint.layout import LiveMeshes, OtherLayout, check_same_layout
 from everstep.checkpoint.rng import RNG_ENTRY, set_rng_states
 from everstep.model import EverstepError
 
@@ -38,9 +39,12 @@ class DoesNotFit(EverstepError):
 class Tensors:
     """The tensors of one shard, as views of it or as copies on the device they were on."""
 
-    def __init__(self, index: ShardIndex, area: memoryview, *, views: bool) -> None:
+    def __init__(
+        self, index: ShardIndex, area: memoryview, meshes: LiveMeshes, *, views: bool
+    ) -> None:
         self._index = index
         self._area = area
+        self._meshes = meshes
         self._views = views
         self._made: dict[int, torch.Tensor] = {}
 
@@ -51,7 +55,11 @@ class Tensors:
             (tensor,) = views_of(self._area, [entry])
             if not self._views:
                 tensor = tensor.clone() if entry.device == "cpu" else tensor.to(entry.device)
-            tensor = self._made[number] = tensor.view(element_type(entry))
+            tensor = tensor.view(element_type(entry))
+            if entry.placed is not None:
+                mesh = self._index.meshes[entry.placed.mesh]
+                tensor = self._meshes.join(tensor, entry.placed, mesh)
+            self._made[number] = tensor
         return tensor
 
 
@@ -76,6 +84,7 @@ class Loader:
         self._index, self._at = unpack_index(shard.payload)
         self._entries = {entry.name: entry for entry in self._index.entries}
         self._where = f"the checkpoint of step {shard.header.step}"
+        self._meshes = LiveMeshes({})
 
     @property
     def names(self) -> set[str]:
@@ -90,10 +99,18 @@ class Loader:
                 f"{self._where} has no {_quoted(missing)}; it has {_quoted(self.names)}: "
                 "give checkpoint() the entries it was saved with, or start without checkpoint"
             )
+        self._meshes = LiveMeshes(state)
         for name, holder in state.items():
             try:
                 self._load_entry(self._entries[name], holder)
-            except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
+            except (
+                OtherLayout,
+                RuntimeError,
+                ValueError,
+                KeyError,
+                TypeError,
+                AttributeError,
+            ) as error:
                 raise DoesNotFit(f"{self._where} does not fit {name!r}: {error}") from error
             except ImportError as error:
                 raise DoesNotFit(f"{self._where} needs code that is gone: {error}") from error
@@ -117,8 +134,10 @@ class Loader:
         """Load without a copy in between. False if the module kept a view: then load copies."""
         area = self._area()
         kept = weakref.ref(area)
-        module.load_state_dict(self._read(entry, Tensors(self._index, area, views=True)))
-        del area
+        loaded = self._read(entry, Tensors(self._index, area, self._meshes, views=True))
+        check_same_layout(loaded, module.state_dict())
+        module.load_state_dict(loaded)
+        del area, loaded
         return kept() is None
 
     def _read(self, entry: StateEntry, tensors: Tensors) -> Any:
@@ -128,7 +147,7 @@ class Loader:
             raise ShardBad(f"{self._where}: {entry.name!r} cannot be read: {error}") from error
 
     def _tensors(self, *, views: bool) -> Tensors:
-        return Tensors(self._index, self._area(), views=views)
+        return Tensors(self._index, self._area(), self._meshes, views=views)
 
     def _area(self) -> memoryview:
         return self._payload[self._at :]

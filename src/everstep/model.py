@@ -149,6 +149,11 @@ class JobSpec(Value, frozen=True, kw_only=True):
     def world_size(self) -> int:
         return self.nnodes * self.nproc_per_node
 
+    @property
+    def backs_up(self) -> bool:
+        """Whether shards are also kept in the memory of a second machine."""
+        return self.checkpoint.backup and self.nnodes > 1
+
     def ranks_of(self, node_rank: NodeRank) -> range:
         """The global ranks of the machine at this position, in local-rank order."""
         first = node_rank * self.nproc_per_node

@@ -11,6 +11,7 @@ import pytest
 
 from everstep.actions import PersistStep
 from everstep.agent.persist import Persisting
+from everstep.agent.saved import Saves
 from everstep.agent.this_machine import ThisMachine
 from everstep.checkpoint.disk import publish, published, shard_path
 from everstep.checkpoint.slots import ShardWriter, Writer
@@ -30,7 +31,7 @@ class Disk:
         self.here = ThisMachine.read(job.machine.setup)
         self.directory = Path(spec.checkpoint.directory)
         self.running = True
-        self.persisting = Persisting(self.here, lambda: self.running)
+        self.persisting = Persisting(self.here, Saves(self.here.shm, lambda: self.running))
         self._writers = {
             rank: ShardWriter(self.here.shm, Writer(rank=rank, world_size=2, generation=GENERATION))
             for rank in RANKS

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from everstep.agent import faults
 from everstep.agent.ending import Deadlines, Ending
+from everstep.agent.fetching import NotFetched
 from everstep.agent.launching import Launching, NotForked
 from everstep.agent.link import ControllerLink
 from everstep.agent.log import say
@@ -24,12 +25,14 @@ from everstep.agent.persist import Persisting
 from everstep.agent.port import PortTaken, StorePort
 from everstep.agent.progress import Progress
 from everstep.agent.rank_env import fork_request
+from everstep.agent.shards import Shards
 from everstep.agent.this_machine import ThisMachine
 from everstep.agent.watch import RankWatch, Spawn, Watched
 from everstep.checkpoint import slots
 from everstep.core.agent_io import (
     AgentAction,
     AgentEvent,
+    BackUpShards,
     DoFault,
     ForkFailed,
     ForkRanks,
@@ -69,6 +72,7 @@ class Hands(NamedTuple):
     output: Output
     port: StorePort
     persisting: Persisting
+    shards: Shards
     link: ControllerLink
 
 
@@ -102,14 +106,18 @@ class Effects:
         elif isinstance(action, ForkRanks):
             self._begin(ForkRanks, self._fork(action))
         elif isinstance(action, KillRanks):
-            self._cancel(KillRanks, PersistShards)
+            self._cancel(KillRanks, PersistShards, BackUpShards)
+            self._hands.shards.fence(action.generation)
             self._begin(KillRanks, self._kill(action))
         elif isinstance(action, PersistShards):
             self._begin(PersistShards, self._persist(action))
+        elif isinstance(action, BackUpShards):
+            self._cancel(BackUpShards)
+            self._begin(BackUpShards, self._back_up(action))
         elif isinstance(action, DoFault):
             self._spawn(self._do_fault(action))
         else:
-            self._cancel(KillRanks, PersistShards)
+            self._cancel(KillRanks, PersistShards, BackUpShards)
             self._spawn(self._leave(action))
 
     def watch(self, watched: Watched) -> None:
@@ -140,7 +148,7 @@ class Effects:
         order = action.order
         try:
             forked = await self._fork_ranks(action)
-        except (NotForked, PortTaken) as error:
+        except (NotForked, NotFetched, PortTaken) as error:
             reason = str(error)
         except OSError as error:
             reason = (
@@ -158,7 +166,7 @@ class Effects:
             self.watch(watched)
 
     async def _fork_ranks(self, action: ForkRanks) -> list[Watched]:
-        """NotForked, PortTaken or OSError if it cannot be done; the message says why."""
+        """NotForked, NotFetched, PortTaken or OSError if it cannot be done, and says why."""
         order, hands, paths = action.order, self._hands, self._here.paths
         ranks = self._here.ranks_of(order.node_rank)
         hands.memory.node_rank = order.node_rank
@@ -168,6 +176,7 @@ class Effects:
         for rank in ranks:
             slots.drop_newer(self._here.shm, rank, order.restore)
             paths.error_file(order.generation, rank).unlink(missing_ok=True)
+        await hands.shards.make_ready(order, ranks, self.policy.start_within_s)
         paths.rank_log(order.generation, ranks[0]).parent.mkdir(0o700, parents=True, exist_ok=True)
         hands.output.follow(order.generation, ranks, {})
         request = fork_request(self._here, order, hands.memory.term, os.environ)
@@ -189,6 +198,7 @@ class Effects:
             pids = tuple(process.pid for process in left)
             self._post(RanksRemain(action=action.id, generation=action.generation, pids=pids))
             return
+        await hands.shards.idle()
         finished = hands.progress.finished(action.generation, time.monotonic_ns())
         self._post(
             RanksGone(
@@ -196,6 +206,7 @@ class Effects:
                 generation=action.generation,
                 store_port=hands.port.reserve_fresh(),
                 copies=self.copies(),
+                backups=hands.shards.backups(),
                 finished=finished.step,
                 finished_age_s=finished.age_s,
             )
@@ -214,6 +225,7 @@ class Effects:
         self.leaving = True
         await self._end_fork()
         left = await hands.ending.prove_gone(ALL, Deadlines(0.0, self.policy.gone_within_s))
+        hands.shards.close()
         slots.remove_all(self._here.shm)
         if left:
             say(f"processes that do not end: {left}; the keeper goes on trying")
@@ -233,6 +245,9 @@ class Effects:
         node_rank = self._hands.memory.node_rank
         ranks = [] if node_rank is None else self._here.ranks_of(node_rank)
         self._post(await self._hands.persisting.persist(action.order, ranks))
+
+    async def _back_up(self, action: BackUpShards) -> None:
+        self._post(await self._hands.shards.back_up(action.order))
 
     async def _do_fault(self, action: DoFault) -> None:
         order, machine = action.order, self._here.setup.machine

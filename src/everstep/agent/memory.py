@@ -27,6 +27,8 @@ class Memory(msgspec.Struct, kw_only=True):
     """Ranks of `generation` whose end the controller has acknowledged."""
     store_port: int = 0
     """Port held for rank 0's store of `generation`."""
+    shard_port: int = 0
+    """Where the shard server listened: peers that were told of it try it again."""
     shown: dict[Rank, int] = {}
     """Bytes of each rank's log of `generation` that were sent to the controller."""
 

@@ -99,5 +99,6 @@ def _attach(here: ThisMachine, order: StartRanks, rank: Rank, term: Term) -> dic
         restore=order.restore,
         restore_generation=order.restore_generation,
         checkpoint_dir=spec.checkpoint.directory,
+        backups=spec.backs_up,
     )
     return {VARIABLE: msgspec.json.encode(context).decode()}

@@ -25,6 +25,8 @@ from everstep.agent.output import Output
 from everstep.agent.persist import Persisting
 from everstep.agent.port import PortTaken, StorePort
 from everstep.agent.progress import Progress
+from everstep.agent.saved import Saves
+from everstep.agent.shards import Shards
 from everstep.agent.this_machine import ThisMachine
 from everstep.agent.watch import RankWatch
 from everstep.core.agent import AgentCore
@@ -62,6 +64,8 @@ class AgentShell:
     def _make_hands(self) -> Hands:
         here, memory = self._here, self._memory_file.read()
         ranks = RankWatch(here, self._rank_exited, self._tasks.create_task)
+        progress = Progress(here.heartbeat, here.setup.nproc_per_node)
+        saves = Saves(here.shm, lambda: bool(ranks.running))
         launching = Launching(here.paths.launcher_socket, here.paths.pid_file("launcher"))
         return Hands(
             here=here,
@@ -69,10 +73,11 @@ class AgentShell:
             ranks=ranks,
             launching=launching,
             ending=Ending(here, ranks, launching),
-            progress=Progress(here.heartbeat, here.setup.nproc_per_node),
+            progress=progress,
             output=Output(here),
             port=StorePort(),
-            persisting=Persisting(here, lambda: bool(ranks.running)),
+            persisting=Persisting(here, saves),
+            shards=Shards(here, saves, self._step_s, memory.shard_port),
             link=ControllerLink(here, self._id, memory.term, self),
         )
 
@@ -82,15 +87,19 @@ class AgentShell:
         await listen(self._here.paths.notice_socket, self._look_now.set)
         for watching in (self._hands.link.run(), self._look_at_slots(), self._follow_output()):
             self._tasks.create_task(watching)
-        while True:
-            event = await self._next_event()
-            actions = self._core.handle(event, time.monotonic())
-            self._remember()
-            for action in actions:
-                self._effects.act(action)
-            self._events.task_done()
-            if not isinstance(event, SlotsRead):
-                self._look_now.set()
+        with contextlib.closing(self._hands.shards):
+            while True:
+                await self._take_one()
+
+    async def _take_one(self) -> None:
+        event = await self._next_event()
+        actions = self._core.handle(event, time.monotonic())
+        self._remember()
+        for action in actions:
+            self._effects.act(action)
+        self._events.task_done()
+        if not isinstance(event, SlotsRead):
+            self._look_now.set()
 
     async def _next_event(self) -> AgentEvent:
         deadline = self._core.next_deadline()
@@ -113,6 +122,7 @@ class AgentShell:
         for watched in adoption.watch:
             self._effects.watch(watched)
         generation = adoption.event.generation
+        hands.shards.open(generation)
         shown = memory.shown if memory.generation == generation else {}
         hands.output.follow(generation, [each.rank for each in adoption.event.ranks], shown)
         if memory.store_port:
@@ -130,7 +140,7 @@ class AgentShell:
         memory.term, memory.generation = core.term, core.generation
         if hands.link.all_acknowledged:
             memory.told = sorted({*memory.told, *self._effects.telling})
-        memory.store_port = hands.port.number
+        memory.store_port, memory.shard_port = hands.port.number, hands.shards.port
         if hands.link.all_written:
             memory.shown = hands.output.shown
         self._memory_file.write(memory)
@@ -151,6 +161,8 @@ class AgentShell:
                 generation=self._core.generation,
                 ranks=tuple(self._core.ranks.values()),
                 copies=self._effects.copies(),
+                backups=self._hands.shards.backups(),
+                shard_port=self._hands.shards.port,
                 node_rank=None if setup.node_rank is None else NodeRank(setup.node_rank),
             )
         )
@@ -166,6 +178,10 @@ class AgentShell:
         self._remember()
 
     # --- what the ranks show ---
+
+    def _step_s(self) -> Seconds | None:
+        seen = self._hands.progress.read(self._core.generation)
+        return None if seen is None else seen.step_s
 
     def _rank_exited(self, event: RankExited) -> None:
         if self._effects.leaving:

@@ -22,6 +22,7 @@ import torch
 
 from everstep.checkpoint.capture import Snapshot, views_of
 from everstep.checkpoint.format import CHUNK_BYTES, TensorEntry
+from everstep.checkpoint.need import Need
 from everstep.checkpoint.slots import OpenSlot, ShardWriter, SharedMemoryTooSmall
 from everstep.model import NO_STEP, Step
 
@@ -43,7 +44,10 @@ class Transfer(Protocol):
 
 
 class Outcome(Protocol):
-    """Who is told what became of saves that failed. Called on either thread; must not block."""
+    """Who is told what became of saves. Called on either thread; must not block."""
+
+    def reserved(self, need: Need) -> None:
+        """Room for all slots is there."""
 
     def refused(self, step: Step, error: SharedMemoryTooSmall) -> None:
         """Only this save; the next may succeed."""
@@ -186,7 +190,9 @@ class Copier:
     def _save(self, job: Job, writer: ShardWriter) -> None:
         snapshot = job.snapshot
         if not self._reserved:
-            writer.reserve(snapshot.payload_bytes)
+            need = writer.reserve(snapshot.payload_bytes)
+            if need is not None:
+                self._outcome.reserved(need)
             self._reserved = True
         try:
             slot = writer.begin(snapshot.step, snapshot.payload_bytes)

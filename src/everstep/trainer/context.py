@@ -31,3 +31,5 @@ class AttachContext(Value, frozen=True, kw_only=True):
     restore_generation: Generation
     checkpoint_dir: str
     """Directory of the disk tier: step-N/rank-R.shard, published by step-N/manifest.json."""
+    backups: bool = False
+    """Whether every shard is also kept in the memory of a second machine."""

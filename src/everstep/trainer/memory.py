@@ -12,6 +12,7 @@ from pathlib import Path
 from everstep.checkpoint.capture import CannotSave, Capture, Snapshot, Stateful
 from everstep.checkpoint.copier import Copier, CpuTransfer, Job, Transfer
 from everstep.checkpoint.guard import Guard
+from everstep.checkpoint.need import Need
 from everstep.checkpoint.slots import ShardWriter, SharedMemoryTooSmall, Writer
 from everstep.model import NO_STEP, Step
 from everstep.trainer.feature import Feature
@@ -92,6 +93,15 @@ class Memory:
             NoticeKind.SAVE_REFUSED, f"step {step} is not kept, the state has grown: {error}", step
         )
 
+    def reserved(self, need: Need) -> None:
+        """Said where people look: in the first rank's output, else in the agents' logs."""
+        context = self._place.context
+        text = f"checkpoints in memory take {need} in {Path(context.shm).parent}"
+        if context.rank == 0:
+            self._notices.tell(NoticeKind.MEMORY, text)
+        elif context.local_rank == 0:
+            self._notices.send(NoticeKind.MEMORY, text)
+
     def torn(self, step: Step, entry: str) -> None:
         self._notices.tell(
             NoticeKind.SAVE_TORN,
@@ -114,6 +124,7 @@ class Memory:
                 world_size=context.world_size,
                 generation=context.generation,
                 local_ranks=self._place.local_ranks,
+                backups=context.backups,
             ),
         )
 

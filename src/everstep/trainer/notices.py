@@ -22,6 +22,8 @@ class NoticeKind(StrEnum):
 
     CHECKPOINT_OFF = "checkpoint-off"
     """No checkpoints in memory from here on."""
+    MEMORY = "memory"
+    """How much memory the checkpoints take."""
     SAVE_REFUSED = "save-refused"
     """This save found no room; the next may."""
     SAVE_TORN = "save-torn"

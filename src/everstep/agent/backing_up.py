@@ -1,0 +1,169 @@
+"""Brings this machine's shards of a backup step to the peers: keep, wait until saved, send.
+
+Used by the shell for BackUpShards. The new step and the machine-safe one before it stay pinned on
+every rank: until the next order if all is sent, since only the controller knows whether the other
+machines' shards are, too. If it fails here, the new step's pin is released and the safe one's not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from everstep.actions import BackUpStep
+from everstep.agent.log import say
+from everstep.agent.saved import Saves
+from everstep.agent.this_machine import ThisMachine
+from everstep.agent.threads import Crew
+from everstep.agent.transfer.channel import Cancel
+from everstep.agent.transfer.client import Client, Way
+from everstep.agent.transfer.messages import Put
+from everstep.agent.transfer.pace import TokenBucket
+from everstep.checkpoint import slots
+from everstep.checkpoint.format import Expected, ShardBad
+from everstep.checkpoint.need import GIB
+from everstep.checkpoint.pins import pin_for_backup, pins_of
+from everstep.events import BackupFailed, StepBackedUp
+from everstep.model import NO_STEP, EverstepError, Peer, Rank, Seconds, Step
+from everstep.paths import rank_shm
+
+MIB = 1 << 20
+SENT_WITHIN_S: Seconds = 600.0
+"""A backup that takes longer is given up: a peer that slow protects nobody."""
+
+
+class NotBackedUp(EverstepError):
+    """The peers do not hold the step; the message says why."""
+
+
+class Sent(NamedTuple):
+    """What went over."""
+
+    total_bytes: int
+    took_s: Seconds
+
+
+class BackingUp:
+    """The owner's side of backups on this machine."""
+
+    def __init__(
+        self, here: ThisMachine, saves: Saves, client: Client, step_s: Callable[[], Seconds | None]
+    ) -> None:
+        """`step_s`: recent time per step, if known; for what people are told."""
+        self._here = here
+        self._saves = saves
+        self._client = client
+        self._step_s = step_s
+        self._crew = Crew(here.setup.nproc_per_node)
+        self._pace = TokenBucket(here.spec.checkpoint.backup_bytes_per_s)
+        self._told_bytes = 0
+
+    async def back_up(self, order: BackUpStep) -> StepBackedUp | BackupFailed:
+        """The answer to the order. Cancelled: something newer has begun, and has its own pins."""
+        machine = self._here.setup.machine
+        ranks = [peer.rank for peer in order.peers]
+        try:
+            self._pin(ranks, order.step, order.safe)
+            sent = await self._back_up(order)
+        except (EverstepError, OSError) as error:
+            self._pin(ranks, None, order.safe)
+            return BackupFailed(
+                machine=machine, action=order.id, step=order.step, reason=str(error)
+            )
+        return StepBackedUp(
+            machine=machine,
+            action=order.id,
+            step=order.step,
+            sent_bytes=sent.total_bytes,
+            took_s=sent.took_s,
+        )
+
+    def keep_restored(self, ranks: list[Rank], step: Step) -> None:
+        """Before ranks start: what is kept for backups here, if it is not what was kept before.
+
+        On a machine that just got its shards, the restored step is the only one that a peer holds.
+        """
+        for rank in ranks:
+            held = {copy.step for copy in slots.inventory(self._here.shm, [rank])}
+            pins = pins_of(self._here.shm, rank)
+            safe = pins.safe if pins.safe in held else step
+            backup = pins.backup if pins.backup in held else None
+            pin_for_backup(self._here.shm, rank, backup, safe if safe != NO_STEP else None)
+
+    def close(self) -> None:
+        self._crew.close()
+
+    async def _back_up(self, order: BackUpStep) -> Sent:
+        if not order.peers:
+            raise NotBackedUp("no rank was ever started on this machine")
+        for peer in order.peers:
+            await self._saves.wait(peer.rank, order.step, order.generation)
+        self._tell_need(order)
+        cancel = Cancel()
+        began = time.monotonic()
+        try:
+            async with asyncio.timeout(SENT_WITHIN_S):
+                counts = await self._crew.all(
+                    [self._sending(order, peer, Way(cancel, self._pace)) for peer in order.peers],
+                    cancel,
+                )
+        except TimeoutError:
+            raise NotBackedUp(
+                f"the peers did not take step {order.step} within {SENT_WITHIN_S:g} s"
+            ) from None
+        return Sent(sum(counts), time.monotonic() - began)
+
+    def _sending(self, order: BackUpStep, peer: Peer, way: Way) -> Callable[[], int]:
+        def send() -> int:
+            shm, rank = self._here.shm, peer.rank
+            expected = Expected(step=order.step, rank=rank, generation=order.generation)
+            shard = slots.find(shm, expected)
+            wanted = Put(
+                header=shard.header,
+                crc=shard.crc,
+                safe=order.safe,
+                order_generation=order.generation,
+            )
+            try:
+                return self._client.put(
+                    peer, wanted, shard.payload, lambda: slots.unchanged(shm, shard.header), way
+                )
+            except ShardBad as error:
+                slots.drop(shm, shard.header)
+                raise ShardBad(
+                    f"rank {rank}'s own copy of step {order.step} was damaged in memory and is"
+                    f" dropped: {error}"
+                ) from error
+
+        return send
+
+    def _pin(self, ranks: list[Rank], step: Step | None, safe: Step) -> None:
+        for rank in ranks:
+            pin_for_backup(self._here.shm, rank, step, safe if safe != NO_STEP else None)
+
+    def _tell_need(self, order: BackUpStep) -> None:
+        """How much network backups need here: at the first one, and when that has changed."""
+        sizes = [self._payload_bytes(peer.rank, order.step) for peer in order.peers]
+        if sum(sizes) == self._told_bytes:
+            return
+        self._told_bytes = sum(sizes)
+        spec, step_s = self._here.spec.checkpoint, self._step_s()
+        text = f"each backup sends {sum(sizes) / GIB:.3f} GiB from this machine"
+        if step_s:
+            needed = sum(sizes) / (step_s * max(1, spec.backup_every))
+            text += (
+                f"; one every {spec.backup_every} steps of {step_s:.3f} s takes"
+                f" {needed / MIB:.1f} MiB/s"
+            )
+            if 0 < spec.backup_bytes_per_s < needed:
+                text += (
+                    f", but {spec.backup_bytes_per_s / MIB:.1f} MiB/s are allowed:"
+                    " there will be fewer backups"
+                )
+        say(text)
+
+    def _payload_bytes(self, rank: Rank, step: Step) -> int:
+        headers = slots.headers_in(rank_shm(self._here.shm, rank)).values()
+        return sum(header.payload_bytes for header in headers if header.step == step)

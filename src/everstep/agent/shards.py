@@ -1,0 +1,86 @@
+"""All that this agent has to do with the memory of peers: its server, its backups, its fetches.
+
+Put together for effects.py and shell.py. Everything that transfers runs in threads of its own; a
+hung peer costs a thread and no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from everstep.actions import BackUpStep, StartRanks
+from everstep.agent.backing_up import BackingUp
+from everstep.agent.fetching import Fetching
+from everstep.agent.log import say
+from everstep.agent.saved import Saves
+from everstep.agent.this_machine import ThisMachine
+from everstep.agent.transfer.client import Client
+from everstep.agent.transfer.desk import Desk
+from everstep.agent.transfer.identity import Identity
+from everstep.agent.transfer.listening import bind
+from everstep.agent.transfer.server import ShardServer
+from everstep.checkpoint.kept import Kept
+from everstep.events import BackupFailed, StepBackedUp
+from everstep.model import Copy, Generation, Rank, Seconds
+
+
+class Shards:
+    """Of one agent. Without backups in the job there is no server, and the port is 0."""
+
+    def __init__(
+        self, here: ThisMachine, saves: Saves, step_s: Callable[[], Seconds | None], port: int
+    ) -> None:
+        """`port`: where a former agent of this machine listened, 0 for none. Raises OSError."""
+        token = here.job.token.read_bytes().strip() if here.spec.backs_up else b""
+        me = Identity(token, here.spec.uid, here.setup.machine)
+        client = Client(me)
+        self._kept = Kept(here.shm)
+        self._desk = Desk(me, self._kept)
+        self._backing_up = BackingUp(here, saves, client, step_s)
+        self._fetching = Fetching(here, client)
+        self._server: ShardServer | None = None
+        if here.spec.backs_up:
+            self._server = ShardServer(bind(here.setup.address, port, say), self._desk, say)
+
+    def open(self, generation: Generation) -> None:
+        """Take and give shards from now on; `generation` is the newest that was ordered."""
+        self.fence(generation)
+        if self._server is not None:
+            self._server.start()
+
+    @property
+    def port(self) -> int:
+        """Where peers reach the server."""
+        return 0 if self._server is None else self._server.port
+
+    def backups(self) -> tuple[Copy, ...]:
+        """Complete shards of other machines' ranks."""
+        return tuple(self._kept.inventory())
+
+    def fence(self, generation: Generation) -> None:
+        """What older generations ordered changes nothing here any more: backups() is settled."""
+        self._desk.fence(generation)
+
+    async def back_up(self, order: BackUpStep) -> StepBackedUp | BackupFailed:
+        return await self._backing_up.back_up(order)
+
+    async def make_ready(self, order: StartRanks, ranks: list[Rank], within_s: Seconds) -> None:
+        """Before ranks start: forget what is newer than they restore, fetch what is not here.
+
+        Raises NotFetched or OSError.
+        """
+        self._kept.drop_newer(order.restore)
+        await self._fetching.fetch(order, within_s)
+        if self._server is not None:
+            self._backing_up.keep_restored(ranks, order.restore)
+
+    async def idle(self) -> None:
+        """Wait until no fetch that was given up writes any more."""
+        await self._fetching.idle()
+
+    def close(self) -> None:
+        """End all threads soon."""
+        self._fetching.close()
+        self._backing_up.close()
+        if self._server is not None:
+            self._server.close()

@@ -119,7 +119,12 @@ class Position:
 
 
 def checkpoint(
-    shm: str, state: dict[str, Any], *, restore: int = -1, directory: str = ""
+    shm: str,
+    state: dict[str, Any],
+    *,
+    restore: int = -1,
+    directory: str = "",
+    from_dcp: str | None = None,
 ) -> Checkpoint:
     """What run.checkpoint() returns to this rank, told to restore a step."""
     context = AttachContext(
@@ -138,7 +143,7 @@ def checkpoint(
     )
     place = Place(context=context, local_ranks=dist.get_world_size())
     notices = Notices(None, context.rank, context.generation)
-    return Checkpoint(place, state, notices, explicit_wait=False)
+    return Checkpoint(place, state, notices, explicit_wait=False, from_dcp=from_dcp)
 
 
 def trained(layout: str, shm: str, steps: int = 3) -> Training:

@@ -154,6 +154,14 @@ def published(directory: Path) -> list[Published]:
     return found
 
 
+def manifest_of(directory: Path, step: Step) -> Manifest:
+    """What a published step says about itself. Raises ShardMissing if it is not published."""
+    manifest = _read_manifest(step_dir(directory, step))
+    if manifest is None:
+        raise ShardMissing(f"step {step} is not published in {directory}")
+    return manifest
+
+
 def withdraw(directory: Path, step: Step) -> None:
     """Take a publication back: a shard of it turned out to be bad. The files stay, for people."""
     with contextlib.suppress(FileNotFoundError):
@@ -199,9 +207,7 @@ def _header_on_disk(path: Path, expected: Expected) -> Header:
 
 def read(directory: Path, expected: Expected) -> Shard:
     """Open the rank's shard of a published step. Raises ShardMissing or ShardBad."""
-    manifest = _read_manifest(step_dir(directory, expected.step))
-    if manifest is None:
-        raise ShardMissing(f"step {expected.step} is not published in {directory}")
+    manifest_of(directory, expected.step)
     path = shard_path(directory, expected.step, expected.rank)
     try:
         mapping = slots.map_private(path)

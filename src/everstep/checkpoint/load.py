@@ -66,13 +66,13 @@ class Tensors:
 class Reader(pickle.Unpickler):
     """Unpickles one entry and puts its tensors in."""
 
-    def __init__(self, skeleton: bytes, tensors: Tensors) -> None:
+    def __init__(self, skeleton: bytes, at: Callable[[int], object]) -> None:
         super().__init__(io.BytesIO(skeleton))
-        self._tensors = tensors
+        self._at = at
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == (tensor_at.__module__, tensor_at.__name__):
-            return self._tensors.at
+            return self._at
         return super().find_class(module, name)
 
 
@@ -142,7 +142,7 @@ class Loader:
 
     def _read(self, entry: StateEntry, tensors: Tensors) -> Any:
         try:
-            return Reader(entry.skeleton, tensors).load()
+            return Reader(entry.skeleton, tensors.at).load()
         except (pickle.UnpicklingError, EOFError, IndexError) as error:
             raise ShardBad(f"{self._where}: {entry.name!r} cannot be read: {error}") from error
 

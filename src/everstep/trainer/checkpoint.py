@@ -38,8 +38,10 @@ class Checkpoint:
         notices: Notices,
         *,
         explicit_wait: bool,
+        from_dcp: str | None = None,
     ) -> None:
         self._place = place
+        self._from_dcp = from_dcp
         self._state = dict(state)
         self._notices = notices
         self._feature = Feature("checkpoints in memory are", NoticeKind.CHECKPOINT_OFF, notices)
@@ -59,10 +61,11 @@ class Checkpoint:
     def restore(self) -> int:
         """Load what everstep says is to be restored; the step to run next, 0 for a fresh start.
 
-        Raises CheckpointUnusable if no copy of that step is good, or none fits this state.
+        With `from_dcp`, a fresh start loads that directory, and goes on after its step. Raises
+        CheckpointUnusable if no copy of that step is good, or none fits this state.
         """
         if self._place is None or self._place.context.restore == NO_STEP:
-            return 0
+            return 0 if self._from_dcp is None else self._start_from(self._from_dcp)
         from everstep.trainer.restore import restore_state  # noqa: PLC0415 -- needs torch
 
         self.on_restore()
@@ -71,6 +74,15 @@ class Checkpoint:
         if self._memory is not None:
             self._feature.attempt(partial(self._memory.restored, restored.in_memory), None)
         return self._place.context.restore + 1
+
+    def _start_from(self, directory: str) -> int:
+        """Also outside everstep: a script starts from the same place under torchrun."""
+        from everstep.trainer.restore import start_state  # noqa: PLC0415 -- needs torch
+
+        self.on_restore()
+        started = start_state(directory, self._state, self._notices)
+        self._set_rng = started.set_rng
+        return started.step + 1
 
     def save(self, step: int) -> None:
         """Keep the state after this step. Call it after the optimizer's step, before the next data.

@@ -9,16 +9,22 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch.distributed as dist
 
 from everstep.checkpoint import disk, slots
 from everstep.checkpoint.capture import Stateful
 from everstep.checkpoint.format import Expected, Shard, ShardBad
 from everstep.checkpoint.load import DoesNotFit, Loader
 from everstep.checkpoint.slots import ShardLost, ShardMissing
-from everstep.model import NO_STEP, EverstepError, Step, Value
+from everstep.model import NO_STEP, EverstepError, Rank, Step, Value
 from everstep.trainer.checkpoint import CheckpointUnusable
 from everstep.trainer.context import AttachContext
 from everstep.trainer.notices import NoticeKind, Notices
+
+if TYPE_CHECKING:
+    from everstep.checkpoint.start import Started
 
 
 class Restored(Value, frozen=True, kw_only=True):
@@ -66,6 +72,29 @@ def restore_state(
             in_memory = expected.step if name == "memory" else NO_STEP
             return Restored(in_memory=in_memory, set_rng=loader.rng_setter())
     raise _unusable(context, reasons)
+
+
+def start_state(directory: str, state: Mapping[str, Stateful], notices: Notices) -> Started:
+    """Load a DCP directory into `state`. Raises CheckpointUnusable."""
+    from everstep.checkpoint.start import start_from  # noqa: PLC0415 -- DCP takes long to import
+
+    began_s = time.monotonic()
+    running = dist.is_available() and dist.is_initialized()
+    rank, world_size = (dist.get_rank(), dist.get_world_size()) if running else (0, 1)
+    try:
+        started = start_from(Path(directory), state, Rank(rank), world_size)
+    except DoesNotFit as error:
+        raise CheckpointUnusable(str(error)) from error
+    took_s = time.monotonic() - began_s
+    where = "" if started.step == NO_STEP else f" after step {started.step}"
+    notices.send(NoticeKind.RESTORED, f"started from {directory}{where} in {took_s:.3f} s")
+    if started.left_out and rank == 0:
+        left_out = "; ".join(started.left_out)
+        notices.tell(
+            NoticeKind.ADVICE,
+            f"{directory} does not hold all of the state, the rest starts afresh: {left_out}",
+        )
+    return started
 
 
 def _unusable(context: AttachContext, reasons: list[str]) -> EverstepError:

@@ -10,6 +10,7 @@ import itertools
 import time
 from collections.abc import Iterator, Mapping
 from functools import partial
+from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any
 
 from everstep.model import NO_STEP, Step
@@ -103,15 +104,28 @@ class Run:
         )
 
     def checkpoint(
-        self, state: Mapping[str, Stateful], *, explicit_wait: bool = False
+        self,
+        state: Mapping[str, Stateful],
+        *,
+        explicit_wait: bool = False,
+        from_dcp: str | PathLike[str] | None = None,
     ) -> Checkpoint:
         """Checkpoints of everything in `state`: objects with state_dict() and load_state_dict().
 
         Random number states go with it. Give the optimizer too: parameters are then copied in the
         background, and its next step waits for that. An optimizer without torch.optim's hooks needs
         `explicit_wait`, the promise to call wait() on the result before each of its steps.
+
+        `from_dcp` is a directory of torch.distributed.checkpoint that restore() loads when the job
+        has no step of its own yet; it may come from another number of ranks or layout.
         """
-        checkpoint = Checkpoint(self._place, state, self._notices, explicit_wait=explicit_wait)
+        checkpoint = Checkpoint(
+            self._place,
+            state,
+            self._notices,
+            explicit_wait=explicit_wait,
+            from_dcp=None if from_dcp is None else fspath(from_dcp),
+        )
         checkpoint.on_restore = self._enter_restoring
         checkpoint.on_save = self._saved
         if self._checkpoint is not None:

@@ -1,0 +1,200 @@
+"""An exported step is a directory that plain torch loads, whole, in any layout; and so do we."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from everstep.checkpoint import disk
+from everstep.checkpoint.export import ExportRefused, export
+from everstep.checkpoint.format import ShardBad
+from everstep.checkpoint.layout import is_distributed
+from everstep.checkpoint.slots import ShardMissing
+from everstep.model import Generation, Rank, Step
+from everstep.trainer.checkpoint import CheckpointUnusable
+from tests.checkpoint.nets import LAYOUTS, Net, Training, checkpoint, same, trained
+from tests.checkpoint.ranks import Ranks
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
+]
+STEP = Step(2)
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    forked = Ranks()
+    yield forked
+    forked.close()
+
+
+def whole(training: Training) -> dict[str, torch.Tensor]:
+    """Parameters and their optimizer state, gathered: what the layout must not change."""
+    found = {}
+    for name, parameter in training.net.named_parameters():
+        found[name] = parameter
+        for what, value in training.optimizer.state[parameter].items():
+            found[f"{name}/{what}"] = value
+    return {
+        name: (value.full_tensor() if is_distributed(value) else value).detach().clone()
+        for name, value in found.items()
+    }
+
+
+def train_and_publish(layout: str, shm: str, place: str) -> None:
+    training = trained(layout, shm)
+    gathered = whole(training)
+    dist.barrier()
+    if dist.get_rank() == 0:
+        publish(Path(shm), Path(place) / "steps", dist.get_world_size())
+        torch.save(gathered, Path(place) / "whole.pt")
+
+
+def publish(shm: Path, steps: Path, world_size: int) -> None:
+    for rank in range(world_size):
+        disk.persist(shm, Rank(rank), STEP, steps)
+    disk.publish(steps, STEP, Generation(1), world_size, keep=1)
+
+
+def expected(place: Path) -> dict[str, torch.Tensor]:
+    loaded: dict[str, torch.Tensor] = torch.load(place / "whole.pt")
+    return loaded
+
+
+def check(training: Training, place: str) -> None:
+    found, wanted = whole(training), expected(Path(place))
+    assert found.keys() == wanted.keys()
+    assert same([found[name] for name in wanted], list(wanted.values()))
+
+
+def exported(ranks: Ranks, layout: str, shm: Path, place: Path) -> Path:
+    ranks.run(LAYOUTS[layout], train_and_publish, layout, shm, place)
+    done = export(place / "steps", STEP, place / "dcp")
+    assert done.notes == ()
+    return place / "dcp"
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_one_process_of_plain_torch_loads_every_layouts_export(
+    ranks: Ranks, shm: Path, tmp_path: Path, layout: str
+) -> None:
+    directory = exported(ranks, layout, shm, tmp_path)
+    net = Net()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=7.0, foreach=False)
+    model_state, optimizer_state = get_state_dict(net, optimizer)
+    state: dict[str, Any] = {
+        "model": model_state,
+        "optimizer": optimizer_state,
+        "data": {f"rank-{rank}": {"position": 0, "rank": -1} for rank in range(LAYOUTS[layout])},
+        "everstep": {"step": -1},
+    }
+    load(state, checkpoint_id=directory)
+    set_state_dict(
+        net,
+        optimizer,
+        model_state_dict=state["model"],
+        optim_state_dict=state["optimizer"],
+    )
+    wanted = expected(tmp_path)
+    for name, parameter in net.named_parameters():
+        assert same([parameter.detach()], [wanted[name]])
+        for what, value in optimizer.state[parameter].items():
+            assert same([value], [wanted[f"{name}/{what}"]])
+    assert optimizer.param_groups[0]["lr"] == 1e-2
+    assert state["everstep"] == {"step": STEP}
+    assert net.seen == 3
+    for rank in range(LAYOUTS[layout]):
+        assert state["data"][f"rank-{rank}"] == {"position": 3, "rank": rank}
+
+
+def start(layout: str, directory: str, shm: str, place: str) -> None:
+    training = Training(layout, seed=5)
+    ckpt = checkpoint(shm, training.state, from_dcp=directory)
+    assert ckpt.restore() == STEP + 1
+    check(training, place)
+    assert training.net.seen == 3
+    fresh = dist.get_world_size() != 4
+    assert (training.data.position, training.data.rank) == (0 if fresh else 3, dist.get_rank())
+    training.step()
+    ckpt.save(STEP + 1)
+    ckpt.flush(30)
+    again = Training(layout, seed=6)
+    resumed = checkpoint(shm, again.state, restore=STEP + 1, from_dcp=directory)
+    assert resumed.restore() == STEP + 2
+    assert same(again.bits(), training.bits())
+
+
+def test_a_job_starts_from_a_directory_of_another_layout_and_world_size(
+    ranks: Ranks, shm: Path, tmp_path: Path
+) -> None:
+    directory = exported(ranks, "fsdp-tp", shm, tmp_path)
+    for layout, size in {"hsdp": 4, "fsdp": 3, "ddp": 2}.items():
+        ranks.run(size, start, layout, directory, shm / layout, tmp_path)
+
+
+def plain_save(layout: str, directory: str, place: str) -> None:
+    """As torchtitan and others do it: nothing of ours."""
+    training = Training(layout)
+    for _ in range(3):
+        training.step()
+    model, optimizer = get_state_dict(training.net, training.optimizer)
+    save({"model": model, "optimizer": optimizer}, checkpoint_id=directory)
+    gathered = whole(training)
+    if dist.get_rank() == 0:
+        torch.save(gathered, Path(place) / "whole.pt")
+
+
+def start_elsewhere(layout: str, directory: str, shm: str, place: str) -> None:
+    training = Training(layout, seed=5)
+    assert checkpoint(shm, training.state, from_dcp=directory).restore() == 0
+    check(training, place)
+
+
+def test_a_job_starts_from_what_plain_torch_saved(ranks: Ranks, shm: Path, tmp_path: Path) -> None:
+    ranks.run(2, plain_save, "fsdp", tmp_path / "dcp", tmp_path)
+    ranks.run(4, start_elsewhere, "fsdp-tp", tmp_path / "dcp", shm, tmp_path)
+
+
+def start_from_less(directory: str, shm: str) -> None:
+    training = Training("ddp")
+    wide = {"model": torch.nn.Linear(3, 3), "optimizer": training.optimizer}
+    with pytest.raises(CheckpointUnusable, match=r"'model'.*lacks weight, bias"):
+        checkpoint(shm, wide, from_dcp=directory).restore()
+    with pytest.raises(CheckpointUnusable, match=r"nothing of 'net'.*begin with .*'model'"):
+        checkpoint(shm, {"net": training.net}, from_dcp=directory).restore()
+    with pytest.raises(CheckpointUnusable, match="is no directory of torch"):
+        checkpoint(shm, training.state, from_dcp=shm).restore()
+
+
+def test_a_directory_that_does_not_fit_is_refused_with_the_reason(
+    ranks: Ranks, shm: Path, tmp_path: Path
+) -> None:
+    directory = exported(ranks, "ddp", shm, tmp_path)
+    ranks.run(1, start_from_less, directory, shm)
+
+
+def test_a_damaged_or_missing_shard_is_not_exported(
+    ranks: Ranks, shm: Path, tmp_path: Path
+) -> None:
+    ranks.run(2, train_and_publish, "ddp", shm, tmp_path)
+    steps = tmp_path / "steps"
+    with pytest.raises(ShardMissing, match="step 7 is not published"):
+        export(steps, Step(7), tmp_path / "none")
+    shard = disk.shard_path(steps, STEP, Rank(1))
+    content = bytearray(shard.read_bytes())
+    content[-70] ^= 4
+    shard.write_bytes(content)
+    with pytest.raises(ShardBad, match=r"rank-1\.shard is damaged"):
+        export(steps, STEP, tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+    with pytest.raises(ExportRefused, match="not empty"):
+        export(steps, STEP, steps)

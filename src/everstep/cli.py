@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from everstep import __version__
-from everstep.commands import foreground, jobs, launch, order, show
+from everstep.commands import checkpoint, foreground, jobs, launch, order, show
 from everstep.commands.run import TOKEN_VARIABLE
 from everstep.model import EverstepError, Fault, UserError
 from everstep.paths import JobPaths
@@ -34,7 +35,14 @@ StateDir = Annotated[
     typer.Option("--state-dir", metavar="DIR", help="Default: $EVERSTEP_HOME, ~/.everstep/jobs."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Answer in JSON on standard output.")]
+From = Annotated[
+    Path | None,
+    typer.Option("--from", metavar="DIR", help="A checkpoint directory, instead of a job's."),
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show it, and do nothing.")]
+
+steps = typer.Typer(no_args_is_help=True, help="Look at the steps that a job keeps on disk.")
+app.add_typer(steps, name="checkpoint")
 
 
 @app.command(
@@ -149,6 +157,42 @@ def clean(
         order.clean([_job(job, state_dir)], what, json=json)
 
 
+@steps.command(name="list")
+def list_steps(
+    job: Job = None, *, source: From = None, state_dir: StateDir = None, json: Json = False
+) -> None:
+    """Show the published steps, oldest first."""
+    checkpoint.list_steps(_checkpoints(job, source, state_dir), json=json)
+
+
+@steps.command()
+def verify(
+    job: Job = None,
+    *,
+    step: Annotated[str | None, typer.Option(help="Only this one; or newest.")] = None,
+    source: From = None,
+    state_dir: StateDir = None,
+    json: Json = False,
+) -> None:
+    """Read every shard and compare checksums; exit code 1 if any is damaged or missing."""
+    directory = _checkpoints(job, source, state_dir)
+    raise typer.Exit(checkpoint.verify(directory, step, json=json))
+
+
+@steps.command()
+def export(
+    step: Annotated[str, typer.Argument(metavar="STEP", help="A number, or newest.")],
+    target: Annotated[Path, typer.Argument(metavar="DIR", help="To be made.")],
+    job: Job = None,
+    *,
+    source: From = None,
+    state_dir: StateDir = None,
+    json: Json = False,
+) -> None:
+    """Write a step as a directory that torch.distributed.checkpoint loads without everstep."""
+    checkpoint.export(_checkpoints(job, source, state_dir), step, target, json=json)
+
+
 @app.command()
 def version(*, json: Json = False) -> None:
     """Show the version of everstep."""
@@ -169,6 +213,14 @@ def main() -> None:
         what = error.filename or "the operating system"
         sys.stderr.write(f"everstep: {what}: {error.strerror or error}.\n")
         sys.exit(1)
+
+
+def _checkpoints(job: str | None, source: Path | None, state: str | None) -> Path:
+    if source is None:
+        return checkpoint.directory_of(_job(job, state))
+    if job is not None:
+        raise UserError("Name a job, or a checkpoint directory with --from, not both.")
+    return source
 
 
 def _job(name: str | None, state: str | None) -> JobPaths:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args, get_type_hints
 
@@ -21,12 +22,21 @@ __all__ = ["FLAGS_PAGE", "FROZEN_FLAGS", "flag_lines", "reference_page"]
 def flag_lines() -> list[str]:
     """One line for each argument and flag of each command."""
     lines = [f"run {'|'.join(flag.names)} {flag.kept}" for flag in FLAGS]
-    for command in app.registered_commands:
+    for words, command in _commands(app, ""):
         function = command.callback
         assert function is not None
-        if function.__name__ != "run":
-            lines += [f"{function.__name__} {each}" for each in _of_signature(function)]
+        name = words + (command.name or function.__name__)
+        if name != "run":
+            lines += [f"{name} {each}" for each in _of_signature(function)]
     return lines
+
+
+def _commands(app: typer.Typer, words: str) -> Iterator[tuple[str, typer.models.CommandInfo]]:
+    """Every command, with the words that come before its own."""
+    yield from ((words, command) for command in app.registered_commands)
+    for group in app.registered_groups:
+        assert group.typer_instance is not None
+        yield from _commands(group.typer_instance, f"{words}{group.name} ")
 
 
 def _of_signature(function: object) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -261,3 +262,23 @@ def test_the_end_of_the_job_ends_what_did_not_end_by_itself(
         assert watcher.lost == []
 
     asyncio.run(scenario())
+
+
+def test_the_machines_of_a_job_whose_directory_was_deleted_can_still_be_ended(
+    two: tuple[JobSpec, JobPaths],
+) -> None:
+    spec, paths = two
+    kept = paths.spec.read_bytes()
+
+    async def scenario() -> None:
+        cluster = await started(spec, paths, Watcher())
+        children = [child_of(spec, machine) for machine in (M0, M1)]
+        shutil.rmtree(paths.root)
+        await cluster.close(0.0)
+        assert not any(child and alive(child) for child in children)
+        assert not shm_dir(spec.job, spec.uid, M0).exists()
+        assert not paths.root.exists()
+
+    asyncio.run(scenario())
+    paths.root.mkdir()
+    paths.spec.write_bytes(kept)

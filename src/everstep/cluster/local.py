@@ -105,7 +105,8 @@ class LocalCluster:
     def release(self, machine: MachineId) -> None:
         """End the stand-in and all that belongs to it, in the background."""
         done = machine in self._released or self._file(machine, "gone").exists()
-        if not done and self._file(machine, "request").exists():
+        known = machine in self._watched or self._file(machine, "request").exists()
+        if known and not done:
             self._released.add(machine)
             self._clean(machine, "released by the controller")
 
@@ -114,7 +115,8 @@ class LocalCluster:
         if self._watched:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._idle.wait(), within_s)
-        for machine in self._named():
+        # The watched ones too: the job's directory may have been deleted.
+        for machine in (*self._named(), *self._watched):
             self.release(machine)
         await asyncio.gather(*self._cleaning)
 
@@ -191,7 +193,8 @@ class LocalCluster:
         paths = self._paths.machine(machine)
         try:
             await asyncio.to_thread(clean_machine, paths, self._spec, machine)
-            write_atomically(self._file(machine, "gone"), why.encode())
+            if paths.root.exists():
+                write_atomically(self._file(machine, "gone"), why.encode())
         except (EverstepError, OSError) as error:
             sys.stderr.write(f"stand-in {machine} is not wholly cleaned up: {error}\n")
 

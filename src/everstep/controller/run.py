@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 import time
+from enum import Enum, auto
 from pathlib import Path
 
 from everstep import __version__
@@ -42,19 +43,31 @@ from everstep.journal import (
     take_term,
 )
 from everstep.keeper import EXIT_RELEASE
-from everstep.model import JobSpec, UserError, Value
+from everstep.model import JobId, JobSpec, UserError, Value
 from everstep.paths import Endpoint, JobPaths, JobResult
 
 STAND_BY_S = 1.0
 """Pause between two looks of a controller that waits for the end of another one."""
 FENCE_EVERY_S = 1.0
 """Pause between two looks for a higher term while nothing is journalled."""
+REMOVED_AFTER = 10
+"""Looks in a row that must miss the job's directory: a file server may blink."""
 PORT_FREE_WITHIN_S = 3.0
 """Time for a controller that was just fenced to let go of the port that was asked for."""
 CLOSE_WITHIN_S = 5.0
 """Time for released stand-ins to end by themselves."""
 VIEWERS_S = 1.0
 """Time for viewers to fetch the last lines and the result."""
+
+
+class End(Enum):
+    """Why this controller goes."""
+
+    JOB_OVER = auto()
+    TOLD = auto()
+    """By a signal; training goes on."""
+    REMOVED = auto()
+    """The job's directory is gone: whoever deletes it wants to be rid of the job."""
 
 
 class ControllerAlive(UserError):
@@ -87,9 +100,9 @@ def run(options: Options) -> int:
     """
     root = Path(options.job_dir).absolute()
     spec = read_json(root / "spec.json", JobSpec)
-    paths = JobPaths(root.parent, spec.job)
+    paths = JobPaths(root.parent, JobId(root.name))  # renamed if a later job took its name
     token = _read_token(paths)
-    _await_turn(paths, token, options)
+    _await_turn(paths, spec.job, token, options)
     if paths.result.exists():
         if options.resume_if_needed:
             return EXIT_RELEASE  # its keeper does not know yet
@@ -145,12 +158,14 @@ class _Controller:
         server = Server(make_app(self._desk(), token))
         serving = asyncio.create_task(server.run_on(listener))
         self._announce(url)
-        over = await self._ended(serving)
-        if over:
+        end = await self._end(serving)
+        if end is End.JOB_OVER:
             await self._end_job()
+        elif end is End.REMOVED:
+            await self._cluster.close(0.0)
         server.leave()
         await serving
-        return EXIT_RELEASE if over else 0
+        return 0 if end is End.TOLD else EXIT_RELEASE
 
     def _begin(self) -> None:
         """The first facts of a term, before any agent or person may say something."""
@@ -178,8 +193,8 @@ class _Controller:
         for note in self._found:
             say(note)
 
-    async def _ended(self, serving: asyncio.Task[None]) -> bool:
-        """Wait for an end; whether the job is over (or we were only told to go). Raises."""
+    async def _end(self, serving: asyncio.Task[None]) -> End:
+        """Wait for a reason to go. Raises what this controller dies of."""
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -195,15 +210,23 @@ class _Controller:
                 raise result
         if serving.done():
             serving.result()
+        if self._core.state.phase is Phase.ENDED:
+            return End.JOB_OVER
         if stop.is_set():
             say("told to end; training goes on, the next controller takes over from here")
-        return self._core.state.phase is Phase.ENDED
+            return End.TOLD
+        say(f"{self._paths.root} was removed: what runs here is ended")
+        return End.REMOVED
 
     async def _watch_term(self) -> None:
-        """Raise Fenced when another controller took a higher term."""
-        while newest_term(self._paths.journal) <= self._journal.term:  # noqa: ASYNC110 -- a file
+        """Return when the directory of all terms is gone; Fenced when there is a higher one."""
+        missed = 0
+        while missed < REMOVED_AFTER:
+            newest = newest_term(self._paths.journal)
+            if newest > self._journal.term:
+                self._journal.sync()  # raises, and says by whom
+            missed = 0 if newest else missed + 1
             await asyncio.sleep(FENCE_EVERY_S)
-        self._journal.sync()  # raises, and says by whom
 
     async def _end_job(self) -> None:
         """Nothing is left to decide: the last stand-ins go, viewers hear how it ended."""
@@ -275,13 +298,13 @@ def _read_token(paths: JobPaths) -> str:
         ) from error
 
 
-def _await_turn(paths: JobPaths, token: str, options: Options) -> None:
+def _await_turn(paths: JobPaths, job: JobId, token: str, options: Options) -> None:
     """Return when this controller may take the next term."""
     said = False
-    while not options.resume and (living := living_controller(paths, token)) is not None:
+    while not options.resume and (living := living_controller(paths, job, token)) is not None:
         if not options.resume_if_needed:
             raise ControllerAlive(
-                f"job {paths.root.name} has a living controller at {living.url} (term"
+                f"job {job} has a living controller at {living.url} (term"
                 f" {living.term}, pid {living.pid}): add --resume to replace it"
             )
         if not said:

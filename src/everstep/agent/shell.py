@@ -78,6 +78,8 @@ class AgentShell:
 
     async def run(self) -> NoReturn:
         """The loop: take a fact, decide, remember, act. Ends only with the process."""
+        # A former agent's fork may be under way: only its ranks' slots tell of it.
+        await self._hands.launching.settle()
         self._adopt()
         await listen(self._here.paths.notice_socket, self._look_now.set)
         for watching in (self._hands.link.run(), self._look_at_slots(), self._follow_output()):

@@ -54,7 +54,7 @@ class AgentShell:
         self._id = os.urandom(8).hex()
         self._events: asyncio.Queue[AgentEvent] = asyncio.Queue()
         self._look_now = asyncio.Event()
-        self._core = AgentCore(here.setup.machine, here.spec.policy)
+        self._core = AgentCore(here.setup.machine, here.spec.policy, here.setup.nproc_per_node)
         self._memory_file = MemoryFile(here.shm)
         self._hands = self._make_hands()
         self._effects = Effects(self._hands, here.spec.policy, self._events, tasks.create_task)

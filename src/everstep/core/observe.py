@@ -127,19 +127,23 @@ def _machine_joined(state: State, event: MachineJoined, now: Seconds) -> None:
     if state.gather_from is None and len(state.standbys()) >= state.job.nnodes:
         state.gather_from = now
     running = state.phase in (Phase.STARTING, Phase.RUNNING)
-    # A machine that has not answered StartRanks yet is sent it again: nothing to compare.
-    if running and machine.started_for == state.generation:
+    if running:
         _reconcile(state, machine, event, now)
 
 
 def _reconcile(state: State, machine: Machine, event: MachineJoined, now: Seconds) -> None:
-    """Compare what the machine says of its ranks with what the books say."""
+    """Compare what the machine says of its ranks with what the books say.
+
+    A machine that has not answered StartRanks yet is sent it again, so it may well lack ranks; but
+    those that ended have ended.
+    """
     if machine.node_rank is None:
         return
+    started = machine.started_for == state.generation
     said = {status.rank: status for status in event.ranks if status.generation == state.generation}
     for rank in map(Rank, state.job.ranks_of(machine.node_rank)):
         status = said.get(rank)
-        if status is None and rank not in state.exits:
+        if status is None and started and rank not in state.exits:
             text = f"{machine.machine} came back without rank {rank}"
             _fail(state, Failure(event=state.seq, at=now, text=text, machine=machine.machine))
         elif status is not None and status.exit is not None:

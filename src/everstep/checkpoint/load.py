@@ -94,7 +94,8 @@ class Loader:
             try:
                 self._load_entry(self._entries[name], holder)
             except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
-                raise DoesNotFit(f"{self._where} does not fit {name!r}: {error}") from error
+                why = " ".join(str(error).split())
+                raise DoesNotFit(f"{self._where} does not fit {name!r}: {why}") from error
             except ImportError as error:
                 raise DoesNotFit(f"{self._where} needs code that is gone: {error}") from error
         self.rng_setter()()

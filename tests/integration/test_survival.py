@@ -18,7 +18,7 @@ import pytest
 
 from everstep.cluster.cleanup import clean_job, job_scope
 from everstep.commands import offline
-from everstep.commands.client import Away, Client
+from everstep.commands.client import Away, Client, Declined
 from everstep.commands.jobs import result_of, spec_of
 from everstep.controller.views import MachineView
 from everstep.events import FaultInjected
@@ -75,7 +75,7 @@ class Trained:
                     if members:
                         client.inject(fault, *aim(fault, members, dice))
                     return bool(members)
-            except Away:
+            except (Away, Declined):  # no controller, or one without that machine's agent
                 return False
 
         wait_for("a controller that has machines", asked)

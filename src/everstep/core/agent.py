@@ -185,7 +185,7 @@ class AgentCore:
             machine=self.machine,
             action=order.id,
             generation=order.generation,
-            reason=f"only {found} of {self._local_ranks} ranks were forked when an agent was killed",
+            reason=f"only {found} of {self._local_ranks} ranks were forked when its agent died",
         )
 
     def persist_step(self, order: PersistStep, now: Seconds) -> None:

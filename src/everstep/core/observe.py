@@ -119,6 +119,8 @@ def _machine_joined(state: State, event: MachineJoined, now: Seconds) -> None:
         )
         state.machines[event.machine] = machine
         state.requested = max(0, state.requested - 1)
+    if machine.node_rank is not None and not any(m.connected for m in state.members()):
+        state.heard_since = now
     machine.agent, machine.address, machine.host = event.agent, event.address, event.host
     machine.asked = event.node_rank
     machine.connected = True

@@ -43,7 +43,9 @@ def bring_up(spec: JobSpec, paths: JobPaths) -> None:
     """Two stand-ins, left running by a controller that is gone."""
 
     async def controller() -> None:
-        LocalCluster(spec, paths, sleeping).start(lambda _: None).send()
+        cluster = LocalCluster(spec, paths, sleeping)
+        cluster.watch(lambda _: None)
+        cluster.first().send()
 
     asyncio.run(controller())
     for machine in (M0, M1):

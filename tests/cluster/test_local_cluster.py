@@ -57,7 +57,8 @@ async def until(what: str, holds: Callable[[], object]) -> None:
 async def started(spec: JobSpec, paths: JobPaths, watcher: Watcher) -> LocalCluster:
     """A cluster whose stand-ins run and have shared memory."""
     cluster = LocalCluster(spec, paths, sleeping)
-    cluster.start(watcher.take).send()
+    cluster.watch(watcher.take)
+    cluster.first().send()
     for machine in (M0, M1):
         await until(f"{machine} runs", partial(runs, spec, paths, machine))
     return cluster
@@ -84,7 +85,7 @@ def test_a_request_shows_what_it_will_start_and_starts_nothing_before_it_is_sent
     spec, paths = two
 
     async def scenario() -> None:
-        request = LocalCluster(spec, paths, sleeping).start(Watcher().take)
+        request = LocalCluster(spec, paths, sleeping).first()
         assert "stand-in machine m0 at 127.0.0.10: " in str(request)
         assert "stand-in machine m1 at 127.0.0.11: " in str(request)
         assert not paths.machines.exists()
@@ -143,7 +144,8 @@ def test_a_restarted_controller_finds_its_machines_and_starts_no_second_one(
     async def next_controller() -> None:
         watcher = Watcher()
         cluster = LocalCluster(spec, paths, sleeping)
-        assert str(cluster.start(watcher.take)) == "no stand-in machine to start"
+        cluster.watch(watcher.take)
+        assert str(cluster.first()) == "no stand-in machine to start"
         assert [keeper_of(paths, m) for m in (M0, M1)] == keepers
         kill(keepers[1])
         await until("it watches what it did not start", lambda: watcher.lost)
@@ -161,7 +163,7 @@ def test_a_machine_that_died_while_there_was_no_controller_is_told_by_the_next_o
 
     async def next_controller() -> list[MachineLost]:
         watcher = Watcher()
-        LocalCluster(spec, paths, sleeping).start(watcher.take)
+        LocalCluster(spec, paths, sleeping).watch(watcher.take)
         if watcher.lost:
             await until("swept", gone(paths, M0).exists)
         return watcher.lost
@@ -188,7 +190,7 @@ def test_a_loss_that_never_got_into_the_journal_is_told_again(
             if journals and fact.then is not None:
                 fact.then()
 
-        LocalCluster(spec, paths, sleeping).start(take)
+        LocalCluster(spec, paths, sleeping).watch(take)
         return lost
 
     assert len(asyncio.run(controller(journals=False))) == 1
@@ -204,7 +206,7 @@ def test_a_keeper_without_a_pid_file_yet_is_found_by_its_command_line(
 
     async def next_controller() -> None:
         watcher = Watcher()
-        LocalCluster(spec, paths, sleeping).start(watcher.take)
+        LocalCluster(spec, paths, sleeping).watch(watcher.take)
         assert watcher.lost == []
 
     asyncio.run(next_controller())
@@ -240,7 +242,7 @@ def test_a_machine_whose_keeper_was_never_started_is_started_by_the_next_control
 
     async def next_controller() -> None:
         cluster = LocalCluster(spec, paths, sleeping)
-        cluster.start(Watcher().take)
+        cluster.watch(Watcher().take)
         cluster.request(1, "17.2").send()
         await until("m2 runs", lambda: keeper_of(paths, M2))
 

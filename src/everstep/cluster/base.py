@@ -39,8 +39,11 @@ Report = Callable[[Journalled], None]
 class Cluster(Protocol):
     """Who owns the machines of one job. Its methods run in the controller's event loop."""
 
-    def start(self, watched_from: Report) -> Request:
-        """Begin to watch; returns the request for what is missing of the job's first machines."""
+    def watch(self, report: Report) -> None:
+        """Find what an earlier controller asked for; from now on report every loss."""
+
+    def first(self) -> Request:
+        """The request for what is missing of the machines that the job begins with."""
 
     def request(self, count: int, action: str) -> Request:
         """The request for `count` more machines, named by the action that asks for them.
@@ -83,9 +86,11 @@ class JoiningHosts:
     def __init__(self, endpoint: str) -> None:
         self._endpoint = endpoint
 
-    def start(self, watched_from: Report) -> Request:
-        """Nobody to ask and nothing to watch: agents connect, and their silence is all we see."""
-        del watched_from
+    def watch(self, report: Report) -> None:
+        """Nothing to watch: agents connect, and their silence is all we see."""
+
+    def first(self) -> Request:
+        """Nobody to ask."""
         return Nothing("the hosts of this job join by themselves")
 
     def request(self, count: int, action: str) -> Request:

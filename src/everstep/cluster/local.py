@@ -85,12 +85,15 @@ class LocalCluster:
 
     # --- the port (base.py) ---
 
-    def start(self, report: Report) -> StandIns:
-        """Find what runs already, say what was lost meanwhile, return the request for the rest."""
+    def watch(self, report: Report) -> None:
+        """Find what runs already, say what was lost meanwhile and from now on."""
         self._report = report
         for machine in self._named():
             if not self._file(machine, "gone").exists():
                 self._find(machine)
+
+    def first(self) -> StandIns:
+        """What is missing of positions and standbys."""
         return self.request(self._spec.nnodes + self._spec.standbys, AT_START)
 
     def request(self, count: int, action: str) -> StandIns:
@@ -178,7 +181,7 @@ class LocalCluster:
             self._lost(machine, f"its keeper, pid {watched.keeper.pid}, is gone")
 
     def _lost(self, machine: MachineId, witness: str) -> None:
-        assert self._report is not None, "start() comes first"
+        assert self._report is not None, "watch() comes first"
         lost = MachineLost(machine=machine, witness=witness)
         # Its directory says `gone` only after the journal does, so the fact cannot get lost.
         self._report(Journalled(lost, then=lambda: self._clean(machine, witness)))

@@ -60,8 +60,6 @@ class Hands:
         cluster: Cluster,
         post: Callable[[Incoming], None],
     ) -> None:
-        self.pages: list[str] = []
-        """What people were to be told."""
         self._core = core
         self._journal = journal
         self._agents = agents
@@ -72,7 +70,6 @@ class Hands:
             EvictMachine: self._evict,
             RequestMachines: self._request,
             PublishStep: self._publish,
-            PageHuman: self._page,
         }
 
     def act(self, event: ControllerEvent, actions: list[ControllerAction]) -> None:
@@ -139,9 +136,6 @@ class Hands:
             action=action.id, step=action.step, generation=action.generation, reason=reason
         )
         self._post(Incoming(published))
-
-    def _page(self, action: PageHuman) -> None:
-        self.pages.append(action.why)
 
     def _end_myself(self, action: InjectFault) -> None:
         """Once it is on disk that the fault was injected: the next term must not do it again."""

@@ -68,6 +68,16 @@ def test_time_never_goes_back() -> None:
         core.handle(TimerFired(), 2.0)
 
 
+def test_a_machine_lost_before_it_joined_is_asked_for_again_and_once() -> None:
+    transcript = Transcript()
+    transcript.run("> 0 job nnodes=2 nproc=1 standbys=0 disk_every=0\n> 1 join m0\n")
+    lost = MachineLost(machine=MachineId("m1"), witness="its keeper is gone")
+    (request,) = transcript.core.handle(lost, 2.0)
+    assert isinstance(request, RequestMachines)
+    assert request.count == 1
+    assert transcript.core.handle(lost, 3.0) == []
+
+
 def test_facts_about_strangers_and_old_generations_change_nothing_but_the_count() -> None:
     core = running()
     before = core.state.seq

@@ -173,7 +173,10 @@ def _fell_silent(state: State, machine: Machine, now: Seconds) -> None:
 
 def _machine_lost(state: State, event: MachineLost, now: Seconds) -> None:
     machine = state.machines.get(event.machine)
-    if machine is None or machine.lost or machine.released:
+    if machine is None:
+        _lost_before_it_joined(state, event)
+        return
+    if machine.lost or machine.released:
         return
     machine.lost = event.witness
     if machine.connected:
@@ -181,6 +184,19 @@ def _machine_lost(state: State, event: MachineLost, now: Seconds) -> None:
     if machine.node_rank is not None:
         text = f"machine {machine.machine} is lost: {event.witness}"
         _fail(state, Failure(event=state.seq, at=now, text=text, machine=machine.machine))
+
+
+def _lost_before_it_joined(state: State, event: MachineLost) -> None:
+    """It is on its way no more, and whoever is told of it again must know that."""
+    state.machines[event.machine] = Machine(
+        machine=event.machine,
+        agent="",
+        address="",
+        host="",
+        connected=False,
+        lost=event.witness,
+    )
+    state.requested = max(0, state.requested - 1)
 
 
 def _machine_released(state: State, event: MachineReleased, now: Seconds) -> None:

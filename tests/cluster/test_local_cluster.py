@@ -12,8 +12,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from everstep.cluster.base import Journalled
-from everstep.cluster.local import LocalCluster
+from everstep.cluster.base import Journalled, RequestRefused
+from everstep.cluster.local import IN_VAIN_MAX, LocalCluster
 from everstep.events import MachineLost
 from everstep.model import JobSpec, MachineId
 from everstep.paths import JobPaths, MachineSetup, shm_dir
@@ -225,8 +225,8 @@ def test_a_repeated_request_starts_nothing_twice_and_names_are_never_used_again(
         cluster.request(1, "17.2").send()
         await until("m2 runs", lambda: keeper_of(paths, M2))
         repeated = cluster.request(1, "17.2")
-        assert repeated.machines == ()
-        assert cluster.request(1, "30.0").machines == (MachineId("m3"),)
+        assert str(repeated) == "no stand-in machine to start"
+        assert str(cluster.request(1, "30.0")).startswith("stand-in machine m3 at 127.0.0.13: ")
 
     asyncio.run(scenario())
 
@@ -284,3 +284,27 @@ def test_the_machines_of_a_job_whose_directory_was_deleted_can_still_be_ended(
     asyncio.run(scenario())
     paths.root.mkdir()
     paths.spec.write_bytes(kept)
+
+
+def test_machines_that_die_at_birth_again_and_again_are_not_replaced_for_ever(
+    two: tuple[JobSpec, JobPaths],
+) -> None:
+    spec, paths = two
+
+    async def scenario() -> None:
+        watcher = Watcher()
+        cluster = await started(spec, paths, watcher)
+        for machine in (M0, M1):
+            kill(keeper_of(paths, machine))
+        for number in range(IN_VAIN_MAX - 2):
+            cluster.request(1, f"{number}.0").send()
+            machine = MachineId(f"m{number + 2}")
+            await until("it runs", partial(runs, spec, paths, machine))
+            kill(keeper_of(paths, machine))
+        await until("all losses are told", lambda: len(watcher.lost) == IN_VAIN_MAX)
+        refused = cluster.request(1, "99.0")
+        assert "no request can be made: the last 5 stand-ins ended within 5 s" in str(refused)
+        with pytest.raises(RequestRefused, match=r"see keeper\.log"):
+            refused.send()
+
+    asyncio.run(scenario())

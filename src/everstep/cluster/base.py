@@ -70,13 +70,16 @@ class Nothing(NamedTuple):
         """There is nothing to send."""
 
 
-class _Refusal(NamedTuple):
+class Refusal(NamedTuple):
+    """A request that cannot be made, known before it is sent."""
+
     why: str
 
     def __str__(self) -> str:
         return f"no request can be made: {self.why}"
 
     def send(self) -> None:
+        """Always RequestRefused."""
         raise RequestRefused(self.why)
 
 
@@ -97,7 +100,7 @@ class JoiningHosts:
         """Only a person can bring another host."""
         del action
         noun = "host" if count == 1 else "hosts"
-        return _Refusal(
+        return Refusal(
             f"this job has no scheduler to ask for {count} more {noun}: start the same"
             f" `everstep run` command there (the controller listens at {self._endpoint})"
         )

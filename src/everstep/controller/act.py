@@ -60,6 +60,8 @@ class Hands:
         cluster: Cluster,
         post: Callable[[Incoming], None],
     ) -> None:
+        self._refusal = ""
+        """Why the newest request for machines was refused."""
         self._core = core
         self._journal = journal
         self._agents = agents
@@ -76,6 +78,10 @@ class Hands:
         """Do these, and repeat what a newcomer or a new term has to hear again."""
         for action in (*actions, *self._repeated(event, actions)):
             self._carry_out(action)
+
+    def notes(self) -> list[str]:
+        """What a person must do so that the job gets what it waits for."""
+        return [self._refusal] if self._refusal and self._core.state.requested else []
 
     def _repeated(
         self, event: ControllerEvent, actions: list[ControllerAction]
@@ -107,8 +113,10 @@ class Hands:
             say(str(request))
             request.send()
         except (RequestRefused, OSError) as error:
+            self._refusal = str(error)
             self._post(Incoming(MachinesRequested(action=action.id, reason=str(error))))
         else:
+            self._refusal = ""
             self._post(Incoming(MachinesRequested(action=action.id)))
 
     def _publish(self, action: PublishStep) -> None:

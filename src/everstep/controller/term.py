@@ -190,7 +190,7 @@ class Controller:
         )
 
     def _status(self) -> views.StatusView:
-        notes = (*self._found, *self._agents.notes())
+        notes = (*self._found, *self._hands.notes(), *self._agents.notes())
         return views.status(self._core.state, self._clock.now(), notes)
 
     async def _why(self, subject: str) -> list[StoryLine]:

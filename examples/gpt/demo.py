@@ -421,6 +421,7 @@ def main() -> int:
         show.say(f"\nNOT as promised: {problem}\nThe job's records are kept in {directory}.")
         return 1
     except BaseException:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # one Ctrl-C is enough: this takes a second
         demo.clean()
         shutil.rmtree(directory)
         raise

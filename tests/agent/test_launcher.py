@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from everstep.agent import warm as warm_module
 from everstep.agent.fork import ForkReply, ForkRequest, RankPlan
 from everstep.model import Rank
 from everstep.processes import identify
@@ -478,6 +479,13 @@ def test_a_launcher_with_a_second_thread_refuses_to_fork() -> None:
     assert said[0] == "None"
     assert "has 2 threads (leak)" in said[1]
     assert "--no-fork" in said[1]
+
+
+def test_open_device_files_are_seen(tmp_path: Path) -> None:
+    """There may be no GPU here, so another file stands for its device file."""
+    with (tmp_path / "nvidia0").open("w"):
+        assert warm_module.open_files_below(f"{tmp_path}/nvidia") == [f"{tmp_path}/nvidia0"]
+    assert warm_module.open_files_below(f"{tmp_path}/nvidia") == []
 
 
 # --- kills ---------------------------------------------------------------------------------------

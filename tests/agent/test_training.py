@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from everstep.events import MachineJoined, RankExited
-from everstep.model import ExitStatus, Rank
-from everstep.trainer.heartbeat import Heartbeat, SlotReader
+from everstep.model import ExitStatus, Generation, Rank
+from everstep.trainer.heartbeat import SlotReader
 from tests.agent.fake_controller import FakeController
 from tests.agent.support import Job, lines, wait_for
 
@@ -50,25 +50,25 @@ def test_twenty_kills_in_a_row_are_twenty_good_restarts(job: tuple[Job, FakeCont
     for number in range(KILLS):
         generation = machine.next_generation()
         controller.start_ranks(generation)
-        logs = [machine.machine.rank_log(generation, Rank(rank)) for rank in (0, 1)]
-        wait_for("both ranks", lambda logs=logs: all(map(lines, logs)))  # type: ignore[misc]
-        said = [lines(log)[0].split() for log in logs]
+        said = [_first_line(machine, generation, Rank(rank)) for rank in (0, 1)]
         assert [words[:2] for words in said] == [["ready", "2"]] * 2
         ports.add(said[0][2])
-        victim = _of(slots.read()[number % 2])
+        victim = slots.read()[number % 2]
+        assert victim is not None
         os.kill(victim.pid, signal.SIGKILL)
-        ended = controller.get(
-            RankExited,
-            lambda e, v=victim: (e.generation, e.rank) == (v.generation, v.rank),  # type: ignore[misc]
-        )
+        ended = _end_of(controller, generation, victim.rank)
         assert ended.exit == ExitStatus(signal=9)
     slots.close()
     assert len(ports) == KILLS
 
 
-def _of(beat: Heartbeat | None) -> Heartbeat:
-    assert beat is not None
-    return beat
+def _first_line(machine: Job, generation: Generation, rank: Rank) -> list[str]:
+    log = machine.machine.rank_log(generation, rank)
+    return wait_for(f"rank {rank} of generation {generation}", lambda: lines(log))[0].split()
+
+
+def _end_of(controller: FakeController, generation: Generation, rank: int) -> RankExited:
+    return controller.get(RankExited, lambda e: (e.generation, e.rank) == (generation, rank))
 
 
 def test_a_failing_script_is_told_with_its_traceback(job: tuple[Job, FakeController]) -> None:

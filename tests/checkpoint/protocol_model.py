@@ -1,9 +1,9 @@
 """A model of the every-step checkpoint, small enough to visit every state it can be in.
 
-A few ranks train in lockstep as a collective makes them: nobody finishes update s+1 before everybody
-has finished update s. Each rank's copy of s runs beside the computation of s+1, and its update of
-s+1 waits for the commit of s. Agents pin and release any step at any moment. Everything dies at any
-moment and restarts from the newest common step. The rotation itself is not modelled: it is the real
+A few ranks train in lockstep as a collective makes them: nobody finishes update s+1 before
+everybody has finished update s. Each rank's copy of s runs beside the computation of s+1, and its
+update of s+1 waits for the commit of s. Agents pin and release steps at any moment. Everything dies
+at any moment and restarts from the newest common step. The rotation is not modelled: it is the real
 choose_slot().
 
 A run begins with what it restored: to start afresh is to have a copy of the step before the first.
@@ -14,7 +14,7 @@ and visiting them all covers runs of any length.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import cache
 from typing import NamedTuple
 
 from everstep.checkpoint.slots import Held, choose_slot
@@ -54,6 +54,8 @@ class Model(NamedTuple):
     slots: int
     pins: tuple[int, ...] = ()
     """Which steps may be pinned, relative to the rank's own newest; releases come with them."""
+    pinned_at_once: int = 3
+    """Ranks that hold a pin at the same time, at most."""
     restarts: bool = False
 
 
@@ -92,14 +94,16 @@ def newest_common(state: State) -> int:
 
 def _moves(model: Model, state: State) -> Iterator[tuple[str, State]]:
     slowest = min(rank.updated for rank in state)
+    pinned = sum(rank.pin != NEVER for rank in state)
+    pins = model.pins if pinned < model.pinned_at_once else ()
     for number, rank in enumerate(state):
-        for name, after in _rank_moves(model, rank, slowest):
+        for name, after in _rank_moves(pins, rank, slowest):
             yield f"rank {number} {name}", (*state[:number], after, *state[number + 1 :])
     if model.restarts:
         yield "all killed and restarted", _restart(state)
 
 
-def _rank_moves(model: Model, rank: Rank, slowest: int) -> Iterator[tuple[str, Rank]]:
+def _rank_moves(pins: tuple[int, ...], rank: Rank, slowest: int) -> Iterator[tuple[str, Rank]]:
     if not rank.pending and rank.updated == slowest:
         yield "updates", rank._replace(updated=rank.updated + 1, pending=True)
     if rank.pending and not rank.writing:
@@ -111,13 +115,12 @@ def _rank_moves(model: Model, rank: Rank, slowest: int) -> Iterator[tuple[str, R
         torn = rank.slots.index(TORN)
         slots = _with(rank.slots, torn, (rank.updated, 0))
         yield "commits", rank._replace(pending=False, writing=False, slots=slots)
-    if model.pins:
-        if rank.pin != NEVER:
-            yield "is unpinned", rank._replace(pin=NEVER)
-        else:
-            for ahead in model.pins:
-                step = rank.updated + ahead
-                yield f"is pinned to {step}", rank._replace(pin=step)
+    if rank.pin != NEVER:
+        yield "is unpinned", rank._replace(pin=NEVER)
+    else:
+        for ahead in pins:
+            step = rank.updated + ahead
+            yield f"is pinned to {step}", rank._replace(pin=step)
 
 
 def _restart(state: State) -> State:
@@ -142,7 +145,7 @@ def _with(slots: tuple[Slot, ...], index: int, slot: Slot) -> tuple[Slot, ...]:
     return (*slots[:index], slot, *slots[index + 1 :])
 
 
-@lru_cache(maxsize=None)
+@cache
 def _choose(slots: tuple[Slot, ...], step: int, pin: int) -> int:
     """Ask the code that ranks run."""
     held = [

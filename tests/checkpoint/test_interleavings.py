@@ -1,4 +1,4 @@
-"""Every interleaving of ranks, copies, commits, pins, kills and restarts, with the real rotation."""
+"""Every interleaving of ranks, copies, commits, pins, kills and restarts, on the real rotation."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ ANY = (-1, 0, 1)
     "model",
     [
         Model(ranks=2, slots=SLOTS, pins=ANY),
-        Model(ranks=2, slots=SLOTS, pins=(1,), restarts=True),
+        Model(ranks=2, slots=SLOTS, pins=(1,), pinned_at_once=1, restarts=True),
         Model(ranks=3, slots=SLOTS - 1),
         Model(ranks=3, slots=SLOTS, restarts=True),
-        Model(ranks=3, slots=SLOTS, pins=(1,)),
+        Model(ranks=3, slots=SLOTS, pins=(1,), pinned_at_once=2),
     ],
     ids=str,
 )

@@ -43,7 +43,9 @@ def bring_up(spec: JobSpec, paths: JobPaths) -> None:
     """Two stand-ins, left running by a controller that is gone."""
 
     async def controller() -> None:
-        LocalCluster(spec, paths, sleeping).start(lambda _: None).send()
+        cluster = LocalCluster(spec, paths, sleeping)
+        cluster.watch(lambda _: None)
+        cluster.first().send()
 
     asyncio.run(controller())
     for machine in (M0, M1):
@@ -129,6 +131,17 @@ def test_a_process_that_took_over_an_old_pid_is_not_killed(tmp_path: Path) -> No
     paths.machine(M0).pid_file("keeper").write_text(f"{me.pid} {me.start_ticks}\n")
     clean_job(paths.root)
     assert not paths.machine(M0).pid_file("keeper").exists()
+
+
+def test_the_directory_of_a_job_that_was_renamed_is_not_taken_for_that_of_its_successor(
+    tmp_path: Path,
+) -> None:
+    spec, paths = make_job(tmp_path)
+    aside = paths.root.rename(tmp_path / f"{spec.job}.1")
+    paths.root.mkdir()
+    paths.endpoint.write_text("the successor's")
+    clean_job(aside)
+    assert paths.endpoint.exists()
 
 
 def test_a_directory_that_is_no_job_is_refused_in_one_sentence(tmp_path: Path) -> None:

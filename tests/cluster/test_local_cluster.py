@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -11,8 +12,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from everstep.cluster.base import Journalled
-from everstep.cluster.local import LocalCluster
+from everstep.cluster.base import Journalled, RequestRefused
+from everstep.cluster.local import IN_VAIN_MAX, LocalCluster
 from everstep.events import MachineLost
 from everstep.model import JobSpec, MachineId
 from everstep.paths import JobPaths, MachineSetup, shm_dir
@@ -56,7 +57,8 @@ async def until(what: str, holds: Callable[[], object]) -> None:
 async def started(spec: JobSpec, paths: JobPaths, watcher: Watcher) -> LocalCluster:
     """A cluster whose stand-ins run and have shared memory."""
     cluster = LocalCluster(spec, paths, sleeping)
-    cluster.start(watcher.take).send()
+    cluster.watch(watcher.take)
+    cluster.first().send()
     for machine in (M0, M1):
         await until(f"{machine} runs", partial(runs, spec, paths, machine))
     return cluster
@@ -83,7 +85,7 @@ def test_a_request_shows_what_it_will_start_and_starts_nothing_before_it_is_sent
     spec, paths = two
 
     async def scenario() -> None:
-        request = LocalCluster(spec, paths, sleeping).start(Watcher().take)
+        request = LocalCluster(spec, paths, sleeping).first()
         assert "stand-in machine m0 at 127.0.0.10: " in str(request)
         assert "stand-in machine m1 at 127.0.0.11: " in str(request)
         assert not paths.machines.exists()
@@ -142,7 +144,8 @@ def test_a_restarted_controller_finds_its_machines_and_starts_no_second_one(
     async def next_controller() -> None:
         watcher = Watcher()
         cluster = LocalCluster(spec, paths, sleeping)
-        assert str(cluster.start(watcher.take)) == "no stand-in machine to start"
+        cluster.watch(watcher.take)
+        assert str(cluster.first()) == "no stand-in machine to start"
         assert [keeper_of(paths, m) for m in (M0, M1)] == keepers
         kill(keepers[1])
         await until("it watches what it did not start", lambda: watcher.lost)
@@ -160,7 +163,7 @@ def test_a_machine_that_died_while_there_was_no_controller_is_told_by_the_next_o
 
     async def next_controller() -> list[MachineLost]:
         watcher = Watcher()
-        LocalCluster(spec, paths, sleeping).start(watcher.take)
+        LocalCluster(spec, paths, sleeping).watch(watcher.take)
         if watcher.lost:
             await until("swept", gone(paths, M0).exists)
         return watcher.lost
@@ -187,7 +190,7 @@ def test_a_loss_that_never_got_into_the_journal_is_told_again(
             if journals and fact.then is not None:
                 fact.then()
 
-        LocalCluster(spec, paths, sleeping).start(take)
+        LocalCluster(spec, paths, sleeping).watch(take)
         return lost
 
     assert len(asyncio.run(controller(journals=False))) == 1
@@ -203,7 +206,7 @@ def test_a_keeper_without_a_pid_file_yet_is_found_by_its_command_line(
 
     async def next_controller() -> None:
         watcher = Watcher()
-        LocalCluster(spec, paths, sleeping).start(watcher.take)
+        LocalCluster(spec, paths, sleeping).watch(watcher.take)
         assert watcher.lost == []
 
     asyncio.run(next_controller())
@@ -222,8 +225,8 @@ def test_a_repeated_request_starts_nothing_twice_and_names_are_never_used_again(
         cluster.request(1, "17.2").send()
         await until("m2 runs", lambda: keeper_of(paths, M2))
         repeated = cluster.request(1, "17.2")
-        assert repeated.machines == ()
-        assert cluster.request(1, "30.0").machines == (MachineId("m3"),)
+        assert str(repeated) == "no stand-in machine to start"
+        assert str(cluster.request(1, "30.0")).startswith("stand-in machine m3 at 127.0.0.13: ")
 
     asyncio.run(scenario())
 
@@ -239,7 +242,7 @@ def test_a_machine_whose_keeper_was_never_started_is_started_by_the_next_control
 
     async def next_controller() -> None:
         cluster = LocalCluster(spec, paths, sleeping)
-        cluster.start(Watcher().take)
+        cluster.watch(Watcher().take)
         cluster.request(1, "17.2").send()
         await until("m2 runs", lambda: keeper_of(paths, M2))
 
@@ -259,5 +262,49 @@ def test_the_end_of_the_job_ends_what_did_not_end_by_itself(
         assert keeper_of(paths, M1) is None
         assert not shm_dir(spec.job, spec.uid, M0).exists()
         assert watcher.lost == []
+
+    asyncio.run(scenario())
+
+
+def test_the_machines_of_a_job_whose_directory_was_deleted_can_still_be_ended(
+    two: tuple[JobSpec, JobPaths],
+) -> None:
+    spec, paths = two
+    kept = paths.spec.read_bytes()
+
+    async def scenario() -> None:
+        cluster = await started(spec, paths, Watcher())
+        children = [child_of(spec, machine) for machine in (M0, M1)]
+        shutil.rmtree(paths.root)
+        await cluster.close(0.0)
+        assert not any(child and alive(child) for child in children)
+        assert not shm_dir(spec.job, spec.uid, M0).exists()
+        assert not paths.root.exists()
+
+    asyncio.run(scenario())
+    paths.root.mkdir()
+    paths.spec.write_bytes(kept)
+
+
+def test_machines_that_die_at_birth_again_and_again_are_not_replaced_for_ever(
+    two: tuple[JobSpec, JobPaths],
+) -> None:
+    spec, paths = two
+
+    async def scenario() -> None:
+        watcher = Watcher()
+        cluster = await started(spec, paths, watcher)
+        for machine in (M0, M1):
+            kill(keeper_of(paths, machine))
+        for number in range(IN_VAIN_MAX - 2):
+            cluster.request(1, f"{number}.0").send()
+            machine = MachineId(f"m{number + 2}")
+            await until("it runs", partial(runs, spec, paths, machine))
+            kill(keeper_of(paths, machine))
+        await until("all losses are told", lambda: len(watcher.lost) == IN_VAIN_MAX)
+        refused = cluster.request(1, "99.0")
+        assert "no request can be made: the last 5 stand-ins ended within 5 s" in str(refused)
+        with pytest.raises(RequestRefused, match=r"see keeper\.log"):
+            refused.send()
 
     asyncio.run(scenario())

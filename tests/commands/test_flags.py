@@ -51,6 +51,13 @@ def test_what_follows_the_script_is_the_scripts() -> None:
     assert flags.job is None
 
 
+@pytest.mark.parametrize("before", ["", "--nproc-per 2", "-r 3", "-m", "--log-dir=x", "--"])
+def test_a_flag_of_the_script_is_no_abbreviation_of_ours(before: str) -> None:
+    flags = parse([*before.split(), "train.py", "--log", "x", "--n=3", "--st"])
+    assert flags.script == "train.py"
+    assert flags.script_args == ("--log", "x", "--n=3", "--st")
+
+
 @pytest.mark.parametrize(
     ("words", "field", "value"),
     [

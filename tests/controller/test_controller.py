@@ -290,6 +290,7 @@ def test_a_machine_that_cannot_be_replaced_by_us_is_asked_for_in_words(
     (requested,) = [event for event in records if isinstance(event, MachinesRequested)]
     assert "no scheduler to ask for 1 more host" in requested.reason
     assert running.endpoint().url in requested.reason
+    assert requested.reason in running.status().notes
 
 
 def test_a_step_that_cannot_be_published_is_told_and_training_goes_on(

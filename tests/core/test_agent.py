@@ -122,7 +122,7 @@ class Agent:
     """A core with a clock and short ways to talk to it."""
 
     def __init__(self) -> None:
-        self.core = AgentCore(M0, PolicySpec())
+        self.core = AgentCore(M0, PolicySpec(), local_ranks=2)
         self.now = 0.0
         self.tell(ControllerConnected(term=Term(1)))
 
@@ -192,6 +192,28 @@ def test_an_agent_that_forked_and_died_answers_when_it_is_asked_again() -> None:
     agent = Agent()
     agent.tell(RanksAdopted(generation=Generation(4), ranks=(status(0, 4), status(1, 4))))
     assert only(agent.order(start(4)), RanksStarted).generation == 4
+
+
+def test_ranks_of_a_generation_are_forked_once_even_if_they_ended_before_the_answer() -> None:
+    """A second fork would drop every step that the first ranks saved."""
+    agent = Agent()
+    agent.tell(RanksAdopted(generation=Generation(4), ranks=(status(0, 4, 9), status(1, 4, 9))))
+    assert only(agent.order(start(4)), RanksStarted).generation == 4
+
+
+def test_ranks_that_a_former_agent_forked_in_part_are_a_failed_start() -> None:
+    agent = Agent()
+    agent.tell(RanksAdopted(generation=Generation(4), ranks=(status(0, 4),)))
+    assert "only 1 of 2 ranks" in only(agent.order(start(4)), StartFailed).reason
+
+
+def test_asked_to_stop_for_the_generation_that_runs_its_ranks_are_not_forgotten() -> None:
+    """A controller that lost its last records asks a second time."""
+    agent = Agent()
+    agent.started(1)
+    agent.order(stop(1, "again"))
+    agent.tell(RanksGone(action="again", generation=Generation(1), store_port=7))
+    assert len(agent.core.running) == 2
 
 
 def test_ranks_that_will_not_go_are_named() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from everstep.actions import (
+    BeginGeneration,
     FinishJob,
     OpenIncident,
     Outcome,
@@ -67,6 +68,16 @@ def test_time_never_goes_back() -> None:
         core.handle(TimerFired(), 2.0)
 
 
+def test_a_machine_lost_before_it_joined_is_asked_for_again_and_once() -> None:
+    transcript = Transcript()
+    transcript.run("> 0 job nnodes=2 nproc=1 standbys=0 disk_every=0\n> 1 join m0\n")
+    lost = MachineLost(machine=MachineId("m1"), witness="its keeper is gone")
+    (request,) = transcript.core.handle(lost, 2.0)
+    assert isinstance(request, RequestMachines)
+    assert request.count == 1
+    assert transcript.core.handle(lost, 3.0) == []
+
+
 def test_facts_about_strangers_and_old_generations_change_nothing_but_the_count() -> None:
     core = running()
     before = core.state.seq
@@ -117,6 +128,26 @@ def test_an_exit_that_was_missed_is_learnt_from_the_next_hello() -> None:
     actions = core.handle(joined, 5.0)
     opened = next(a for a in actions if isinstance(a, OpenIncident))
     assert opened.symptom == "rank 3 on m1 ended with signal 9"
+
+
+def test_ranks_that_ended_before_their_start_was_answered_are_not_waited_for() -> None:
+    """The agent died with its answer, and its ranks died before the next agent came."""
+    core = running("> 4 RankExited m1 rank=3 signal=9\n> 5 stopped m0 m1\n> 6 started m0\n")
+    generation = core.state.generation
+    joined = MachineJoined(
+        machine=MachineId("m1"),
+        agent="another",
+        address="a",
+        host="h",
+        version="0",
+        generation=generation,
+        ranks=tuple(
+            RankStatus(rank=Rank(r), generation=generation, pid=r, exit=ExitStatus(signal=9))
+            for r in (2, 3)
+        ),
+    )
+    actions = core.handle(joined, 7.0)
+    assert any(isinstance(a, BeginGeneration) for a in actions)
 
 
 def test_a_failed_disk_copy_is_given_up_and_another_step_is_chosen() -> None:

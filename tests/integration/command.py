@@ -16,6 +16,9 @@ from urllib.parse import urlsplit
 
 from everstep.cluster.cleanup import belongs, clean_job, job_scope
 from everstep.commands import jobs
+from everstep.commands.client import Away, Client
+from everstep.controller.views import StatusView
+from everstep.core.state import Phase
 from everstep.files import FileUnreadable, read_json
 from everstep.model import JobId
 from everstep.paths import Endpoint, JobPaths
@@ -108,6 +111,21 @@ def wait_until(condition: Callable[[], object], what: str) -> None:
     while not condition():
         assert time.monotonic() < deadline, f"never: {what}"
         time.sleep(0.05)
+
+
+def status_of(job: JobPaths) -> StatusView | None:
+    """What the controller says; None while none answers. Far cheaper than a command's process."""
+    try:
+        with Client(job) as client:
+            return client.status()
+    except Away:
+        return None
+
+
+def runs(job: JobPaths, machines: int = 2) -> bool:
+    """Whether all ranks run, and so many machines are there, with spare ones."""
+    status = status_of(job)
+    return status is not None and status.phase is Phase.RUNNING and len(status.machines) == machines
 
 
 def processes_of(job: JobPaths) -> list[str]:

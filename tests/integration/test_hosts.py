@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.command import Everstep, everstep_in, left_of, wait_until
+from tests.integration.command import Everstep, everstep_in, left_of, status_of, wait_until
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_a_wrong_token_is_one_sentence(everstep: Everstep, tmp_path: Path) -> No
     script = everstep.script("wait_for('never')")
     port = free_port()
     everstep("run", "--detach", *flags(port, 0)[1:], script)
-    wait_until(lambda: everstep("status").code == 0, "a controller")
+    wait_until(lambda: status_of(everstep.job(f"script-{port}")), "a controller")
     everstep.environ["EVERSTEP_TOKEN"] = "another-secret"
     everstep.environ["EVERSTEP_HOME"] = str(tmp_path / "elsewhere")
     done = everstep(*flags(port, 1), "--rdzv-conf", "join_timeout=0", script)

@@ -25,6 +25,8 @@ from tests.integration.command import (
     everstep_in,
     left_of,
     processes_of,
+    runs,
+    status_of,
     wait_until,
 )
 
@@ -92,14 +94,14 @@ def test_a_detached_job_is_attached_to_asked_about_and_stopped(everstep: Everste
     script = everstep.script("print('up', flush=True); wait_for('never')")
     started = everstep("run", *TWO_BY_TWO, "--detach", "--json", script)
     assert json.loads(started.out)["job"] == "j"
-    wait_until(lambda: ranks_run(everstep), "four ranks")
-    wait_until(lambda: everstep.json("status")["phase"] == "running", "a running job")
+    job = everstep.job("j")
+    wait_until(lambda: runs(job), "a running job")
     assert [m["condition"] for m in everstep.json("status", "j")["machines"]] == ["member"] * 2
 
     viewer = everstep.popen("attach")
     everstep("inject", "kill-rank", "--rank", "3")
     wait_until(lambda: everstep.starts(3) == 2, "a second start of rank 3")
-    wait_until(lambda: everstep.json("incidents")["incidents"], "an incident")
+    wait_until(lambda: (status := status_of(job)) and status.incidents, "an incident")
     (incident,) = everstep.json("incidents")["incidents"]
     story = everstep.json("why", incident["incident"])
     assert {"RankExited", "BeginGeneration"} <= {line["name"] for line in story}
@@ -113,7 +115,7 @@ def test_a_detached_job_is_attached_to_asked_about_and_stopped(everstep: Everste
     assert viewer.returncode == everstep("attach", "j").code
     assert everstep.json("status")["outcome"]["outcome"] == "stopped"
     assert "ETTR" in everstep("incidents").out
-    assert not left_of(everstep.job("j"))
+    assert not left_of(job)
 
 
 def test_ctrl_c_stops_the_job_and_leaves_nothing(everstep: Everstep) -> None:
@@ -149,9 +151,8 @@ def test_after_kill_9_of_everything_clean_leaves_nothing(everstep: Everstep) -> 
 def test_a_controller_and_a_machine_are_brought_by_hand(everstep: Everstep) -> None:
     script = everstep.script("wait_for('go')")
     everstep("run", *TWO_BY_TWO, "--detach", script)
-    wait_until(lambda: everstep("status").code == 0, "a controller")
-    wait_until(lambda: everstep.json("status")["phase"] == "running", "a running job")
     job = everstep.job("j")
+    wait_until(lambda: runs(job), "a running job")
     refused = everstep("controller", "j", "--resume")
     assert refused.code == 2
     assert "Job j has a keeper already" in refused.err
@@ -163,10 +164,12 @@ def test_a_controller_and_a_machine_are_brought_by_hand(everstep: Everstep) -> N
     assert "say --resume" in everstep("controller", "j").err
 
     keeper = everstep.popen("controller", "j", "--resume")
-    wait_until(lambda: everstep.json("status")["term"] == 2, "the next term")
+    wait_until(lambda: (status := status_of(job)) and status.term == 2, "the next term")
     spare = everstep.popen("agent", "j")
-    wait_until(lambda: len(everstep.json("status")["machines"]) == 3, "one more machine")
-    assert everstep.json("status")["generation"] == 1
+    wait_until(lambda: runs(job, machines=3), "one more machine")
+    status = status_of(job)
+    assert status is not None
+    assert status.generation == 1
     (script.parent / "go").touch()
     assert everstep("attach", "j").code == 0
     for foreground in (keeper, spare):

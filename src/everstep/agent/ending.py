@@ -8,6 +8,7 @@ they hold nothing but their pid. Used by the shell for KillRanks and before it l
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 from collections.abc import Iterable
@@ -65,7 +66,8 @@ class Ending:
             if clock() >= deadline:
                 return doomed
             for process in doomed:
-                send_signal(process, signal.SIGKILL)
+                with contextlib.suppress(PermissionError):  # another user's: it will be left
+                    send_signal(process, signal.SIGKILL)
             wait_s = min(LOOK_AGAIN_S, max(0.0, deadline - clock()))
             await asyncio.to_thread(wait_gone, doomed, wait_s)
         kept = {watched.process for watched in self._ranks.running}

@@ -56,7 +56,7 @@ class AgentShell:
         self._id = os.urandom(8).hex()
         self._events: asyncio.Queue[AgentEvent] = asyncio.Queue()
         self._look_now = asyncio.Event()
-        self._core = AgentCore(here.setup.machine, here.spec.policy)
+        self._core = AgentCore(here.setup.machine, here.spec.policy, here.setup.nproc_per_node)
         self._memory_file = MemoryFile(here.shm)
         self._hands = self._make_hands()
         self._effects = Effects(self._hands, here.spec.policy, self._events, tasks.create_task)
@@ -83,6 +83,8 @@ class AgentShell:
 
     async def run(self) -> NoReturn:
         """The loop: take a fact, decide, remember, act. Ends only with the process."""
+        # A former agent's fork may be under way: only its ranks' slots tell of it.
+        await self._hands.launching.settle()
         self._adopt()
         await listen(self._here.paths.notice_socket, self._look_now.set)
         for watching in (self._hands.link.run(), self._look_at_slots(), self._follow_output()):

@@ -26,6 +26,7 @@ MODULES = (
     "torch.distributed.checkpoint.state_dict",
     "torch.distributed.elastic.multiprocessing.errors",
     "torch.utils.data",
+    "everstep.trainer.attach",
     "everstep.trainer.memory",
     "everstep.trainer.restore",
 )
@@ -65,25 +66,27 @@ def why_not_to_fork() -> str | None:
             " --preload package that starts them, or use --no-fork"
         )
     torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
+    files = open_files_below("/dev/nvidia")
+    if files or (torch is not None and torch.cuda.is_initialized()):
+        opened = f" ({', '.join(files)} open)" if files else ""
         return (
-            "CUDA is initialised in the launcher, so it cannot be forked: leave out the --preload"
+            f"the launcher uses a GPU{opened}, so it cannot be forked: leave out the --preload"
             " package that does it, or use --no-fork"
         )
     return None
 
 
-def open_gpu_files() -> list[str]:
-    """Device files of NVIDIA's driver that this process has open; none before it is forked."""
+def open_files_below(prefix: str) -> list[str]:
+    """Paths with this prefix that this process has open."""
     found = []
     for entry in Path("/proc/self/fd").iterdir():
         try:
             target = str(entry.readlink())
         except OSError:
             continue  # the descriptor of the listing itself
-        if target.startswith("/dev/nvidia"):
+        if target.startswith(prefix):
             found.append(target)
-    return found
+    return sorted(found)
 
 
 def _import_all(preload: Iterable[str]) -> list[str]:
@@ -93,7 +96,8 @@ def _import_all(preload: Iterable[str]) -> list[str]:
         return [*skipped, *(name for name in preload if _import(name, skipped) is None)]
     if torch is not None:
         is_available = torch.cuda.is_available
-        # The original would ask the driver, which then could not be forked.
+        # The original, which the optimizer's health check calls too, would ask the driver, and a
+        # driver that was asked cannot be forked.
         torch.cuda.is_available = _no_cuda
         try:
             for name in (*MODULES, *preload):

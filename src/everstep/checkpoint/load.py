@@ -32,6 +32,9 @@ from everstep.checkpoint.rng import RNG_ENTRY, set_rng_states
 from everstep.model import EverstepError
 
 
+_MISFITS = (OtherLayout, RuntimeError, ValueError, KeyError, TypeError, AttributeError)
+
+
 class DoesNotFit(EverstepError):
     """The checkpoint is whole, but it is not one of this script's state."""
 
@@ -103,15 +106,9 @@ class Loader:
         for name, holder in state.items():
             try:
                 self._load_entry(self._entries[name], holder)
-            except (
-                OtherLayout,
-                RuntimeError,
-                ValueError,
-                KeyError,
-                TypeError,
-                AttributeError,
-            ) as error:
-                raise DoesNotFit(f"{self._where} does not fit {name!r}: {error}") from error
+            except _MISFITS as error:
+                why = " ".join(str(error).split())
+                raise DoesNotFit(f"{self._where} does not fit {name!r}: {why}") from error
             except ImportError as error:
                 raise DoesNotFit(f"{self._where} needs code that is gone: {error}") from error
         self.rng_setter()()

@@ -330,8 +330,14 @@ def find(shm: Path, expected: Expected) -> Shard:
         if newest is not None and newest > expected.step:
             raise ShardLost(f"{what} any more: its newest is {newest}")
         raise ShardMissing(f"{what}: its newest is {newest}")
-    path = slot_path(directory, max(matching, key=lambda index: headers[index].sequence))
-    return shards.open_shard(map_private(path), expected, str(path))
+    index = max(matching, key=lambda index: headers[index].sequence)
+    path = slot_path(directory, index)
+    try:
+        return shards.open_shard(map_private(path), expected, str(path))
+    except shards.ShardBad as error:
+        if unchanged(shm, headers[index]):
+            raise
+        raise ShardLost(f"{path} was overwritten while it was opened") from error
 
 
 def unchanged(shm: Path, header: Header) -> bool:

@@ -39,8 +39,11 @@ Report = Callable[[Journalled], None]
 class Cluster(Protocol):
     """Who owns the machines of one job. Its methods run in the controller's event loop."""
 
-    def start(self, watched_from: Report) -> Request:
-        """Begin to watch; returns the request for what is missing of the job's first machines."""
+    def watch(self, report: Report) -> None:
+        """Find what an earlier controller asked for; from now on report every loss."""
+
+    def first(self) -> Request:
+        """The request for what is missing of the machines that the job begins with."""
 
     def request(self, count: int, action: str) -> Request:
         """The request for `count` more machines, named by the action that asks for them.
@@ -67,13 +70,16 @@ class Nothing(NamedTuple):
         """There is nothing to send."""
 
 
-class _Refusal(NamedTuple):
+class Refusal(NamedTuple):
+    """A request that cannot be made, known before it is sent."""
+
     why: str
 
     def __str__(self) -> str:
         return f"no request can be made: {self.why}"
 
     def send(self) -> None:
+        """Always RequestRefused."""
         raise RequestRefused(self.why)
 
 
@@ -83,16 +89,18 @@ class JoiningHosts:
     def __init__(self, endpoint: str) -> None:
         self._endpoint = endpoint
 
-    def start(self, watched_from: Report) -> Request:
-        """Nobody to ask and nothing to watch: agents connect, and their silence is all we see."""
-        del watched_from
+    def watch(self, report: Report) -> None:
+        """Nothing to watch: agents connect, and their silence is all we see."""
+
+    def first(self) -> Request:
+        """Nobody to ask."""
         return Nothing("the hosts of this job join by themselves")
 
     def request(self, count: int, action: str) -> Request:
         """Only a person can bring another host."""
         del action
         noun = "host" if count == 1 else "hosts"
-        return _Refusal(
+        return Refusal(
             f"this job has no scheduler to ask for {count} more {noun}: start the same"
             f" `everstep run` command there (the controller listens at {self._endpoint})"
         )

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from everstep.cluster.keepers import MODULE as KEEPER
 from everstep.files import read_json
-from everstep.model import EverstepError, JobSpec, MachineId, Value
+from everstep.model import EverstepError, JobId, JobSpec, MachineId, Value
 from everstep.paths import SHM_ROOT, JobPaths, MachinePaths, shm_dir
 from everstep.processes import (
     Process,
@@ -94,7 +94,7 @@ def clean_job(root: Path) -> Cleaned:
     """
     root = root.absolute()
     spec = read_json(root / "spec.json", JobSpec)
-    paths = JobPaths(root.parent, spec.job)
+    paths = JobPaths(root.parent, JobId(root.name))  # renamed if a later job took its name
     scope = job_scope(root, spec)
     processes = end_processes(scope)
     late = job_scope(root, spec)  # again: a machine may have come up meanwhile

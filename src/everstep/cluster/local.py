@@ -20,7 +20,7 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from everstep.cluster.base import Journalled, Report
+from everstep.cluster.base import Journalled, Refusal, Report, Request
 from everstep.cluster.cleanup import clean_machine
 from everstep.cluster.keepers import MODULE as KEEPER
 from everstep.cluster.keepers import (
@@ -40,6 +40,9 @@ from everstep.processes import Process, command_line, everyone, read_pid_file
 FIRST_ADDRESS = ipaddress.IPv4Address("127.0.0.10")
 AT_START = "at the start of the job"
 """The name of the first request."""
+SHORT_LIFE_S = 5.0
+IN_VAIN_MAX = 5
+"""So many stand-ins in a row that died this young: the next one would, too, and so on for ever."""
 
 
 class StandIns(NamedTuple):
@@ -64,6 +67,8 @@ class _Watched(NamedTuple):
     keeper: Process
     handle: int
     """A pidfd: it becomes readable when the keeper ends."""
+    since: float
+    """Time of the event loop."""
 
 
 class LocalCluster:
@@ -80,21 +85,31 @@ class LocalCluster:
         self._watched: dict[MachineId, _Watched] = {}
         self._cleaning: set[asyncio.Task[None]] = set()
         self._released: set[MachineId] = set()
+        self._in_vain = 0
+        """Stand-ins in a row that did not live for SHORT_LIFE_S."""
         self._idle = asyncio.Event()
         """Set whenever the last watched keeper has ended."""
 
     # --- the port (base.py) ---
 
-    def start(self, report: Report) -> StandIns:
-        """Find what runs already, say what was lost meanwhile, return the request for the rest."""
+    def watch(self, report: Report) -> None:
+        """Find what runs already, say what was lost meanwhile and from now on."""
         self._report = report
         for machine in self._named():
             if not self._file(machine, "gone").exists():
                 self._find(machine)
+
+    def first(self) -> Request:
+        """What is missing of positions and standbys."""
         return self.request(self._spec.nnodes + self._spec.standbys, AT_START)
 
-    def request(self, count: int, action: str) -> StandIns:
+    def request(self, count: int, action: str) -> Request:
         """`count` stand-ins under this name, less those that were started under it before."""
+        if self._in_vain >= IN_VAIN_MAX:
+            return Refusal(
+                f"the last {self._in_vain} stand-ins ended within {SHORT_LIFE_S:g} s of their"
+                f" start: see keeper.log in the newest directories of {self._paths.machines}"
+            )
         mine = [m for m in self._named() if _read(self._file(m, "request")) == action]
         waiting = [m for m in mine if not self._started(m)]
         numbers = [int(machine[1:]) for machine in self._named()]
@@ -105,7 +120,8 @@ class LocalCluster:
     def release(self, machine: MachineId) -> None:
         """End the stand-in and all that belongs to it, in the background."""
         done = machine in self._released or self._file(machine, "gone").exists()
-        if not done and self._file(machine, "request").exists():
+        known = machine in self._watched or self._file(machine, "request").exists()
+        if known and not done:
             self._released.add(machine)
             self._clean(machine, "released by the controller")
 
@@ -114,7 +130,8 @@ class LocalCluster:
         if self._watched:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._idle.wait(), within_s)
-        for machine in self._named():
+        # The watched ones too: the job's directory may have been deleted.
+        for machine in (*self._named(), *self._watched):
             self.release(machine)
         await asyncio.gather(*self._cleaning)
 
@@ -158,15 +175,19 @@ class LocalCluster:
     def _watch(self, machine: MachineId, keeper: Process | None, absent: str) -> None:
         handle = _open(keeper)
         if keeper is None or handle is None:
+            self._in_vain += 1
             self._lost(machine, absent)
             return
-        self._watched[machine] = _Watched(keeper, handle)
+        loop = asyncio.get_running_loop()
+        self._watched[machine] = _Watched(keeper, handle, loop.time())
         self._idle.clear()
-        asyncio.get_running_loop().add_reader(handle, self._ended, machine)
+        loop.add_reader(handle, self._ended, machine)
 
     def _ended(self, machine: MachineId) -> None:
-        watched = self._watched.pop(machine)
-        asyncio.get_running_loop().remove_reader(watched.handle)
+        watched, loop = self._watched.pop(machine), asyncio.get_running_loop()
+        young = loop.time() - watched.since < SHORT_LIFE_S
+        self._in_vain = self._in_vain + 1 if young else 0
+        loop.remove_reader(watched.handle)
         os.close(watched.handle)
         with contextlib.suppress(ChildProcessError):  # an earlier controller's child, not ours
             os.waitpid(watched.keeper.pid, os.WNOHANG)
@@ -176,7 +197,7 @@ class LocalCluster:
             self._lost(machine, f"its keeper, pid {watched.keeper.pid}, is gone")
 
     def _lost(self, machine: MachineId, witness: str) -> None:
-        assert self._report is not None, "start() comes first"
+        assert self._report is not None, "watch() comes first"
         lost = MachineLost(machine=machine, witness=witness)
         # Its directory says `gone` only after the journal does, so the fact cannot get lost.
         self._report(Journalled(lost, then=lambda: self._clean(machine, witness)))
@@ -191,7 +212,8 @@ class LocalCluster:
         paths = self._paths.machine(machine)
         try:
             await asyncio.to_thread(clean_machine, paths, self._spec, machine)
-            write_atomically(self._file(machine, "gone"), why.encode())
+            if paths.root.exists():
+                write_atomically(self._file(machine, "gone"), why.encode())
         except (EverstepError, OSError) as error:
             sys.stderr.write(f"stand-in {machine} is not wholly cleaned up: {error}\n")
 

@@ -347,7 +347,9 @@ def parse(argv: Sequence[str]) -> RunFlags:
     Raises UserError for a flag that is unknown, wrong or refused, HelpRequested for --help.
     """
     parser = _parser()
-    found = vars(parser.parse_args(list(argv)))
+    ours, scripts = _split(argv)
+    found = vars(parser.parse_args(ours))
+    found["script_args"] = scripts
     if found.pop("help", False):
         raise HelpRequested(parser.format_help())
     if not found.get("script"):
@@ -365,6 +367,22 @@ def parse(argv: Sequence[str]) -> RunFlags:
     found["given"] = [flag.names[-1] for flag in given if flag.kept is not Kept.OURS]
     found["notes"] = notes
     return _convert(found)
+
+
+def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Our words, the script included, and the script's own.
+
+    argparse would see abbreviations of our flags in the script's: its --log would be "ambiguous".
+    """
+    takes_value = {name: bool(flag.value) for flag in FLAGS for name in flag.spellings}
+    at = 0
+    while at < len(argv) and argv[at].startswith("-") and argv[at] != "--":
+        name, equals, _ = argv[at].partition("=")
+        meant = {takes_value[name]} if name in takes_value else set()
+        meant = meant or {takes for flag, takes in takes_value.items() if flag.startswith(name)}
+        at += 2 if meant == {True} and not equals else 1
+    at += 2 if argv[at : at + 1] == ["--"] else 1
+    return list(argv[:at]), list(argv[at:])
 
 
 def pet_refusal(names: Sequence[str]) -> str | None:
@@ -430,7 +448,6 @@ def _parser() -> _Parser:
         for flag in flags:
             group.add_argument(*flag.spellings, **_argument(flag))
     parser.add_argument("script", nargs="?", help=argparse.SUPPRESS)
-    parser.add_argument("script_args", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     return parser
 
 

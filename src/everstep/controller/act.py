@@ -60,8 +60,8 @@ class Hands:
         cluster: Cluster,
         post: Callable[[Incoming], None],
     ) -> None:
-        self.pages: list[str] = []
-        """What people were to be told."""
+        self._refusal = ""
+        """Why the newest request for machines was refused."""
         self._core = core
         self._journal = journal
         self._agents = agents
@@ -72,13 +72,16 @@ class Hands:
             EvictMachine: self._evict,
             RequestMachines: self._request,
             PublishStep: self._publish,
-            PageHuman: self._page,
         }
 
     def act(self, event: ControllerEvent, actions: list[ControllerAction]) -> None:
         """Do these, and repeat what a newcomer or a new term has to hear again."""
         for action in (*actions, *self._repeated(event, actions)):
             self._carry_out(action)
+
+    def notes(self) -> list[str]:
+        """What a person must do so that the job gets what it waits for."""
+        return [self._refusal] if self._refusal and self._core.state.requested else []
 
     def _repeated(
         self, event: ControllerEvent, actions: list[ControllerAction]
@@ -110,8 +113,10 @@ class Hands:
             say(str(request))
             request.send()
         except (RequestRefused, OSError) as error:
+            self._refusal = str(error)
             self._post(Incoming(MachinesRequested(action=action.id, reason=str(error))))
         else:
+            self._refusal = ""
             self._post(Incoming(MachinesRequested(action=action.id)))
 
     def _publish(self, action: PublishStep) -> None:
@@ -139,9 +144,6 @@ class Hands:
             action=action.id, step=action.step, generation=action.generation, reason=reason
         )
         self._post(Incoming(published))
-
-    def _page(self, action: PageHuman) -> None:
-        self.pages.append(action.why)
 
     def _end_myself(self, action: InjectFault) -> None:
         """Once it is on disk that the fault was injected: the next term must not do it again."""

@@ -11,22 +11,23 @@ import json
 import urllib.parse
 
 from everstep.files import FileUnreadable, read_json
+from everstep.model import JobId
 from everstep.paths import Endpoint, JobPaths
 
 ANSWER_WITHIN_S = 3.0
 """A controller answers within milliseconds; who does not in this time is no help to the job."""
 
 
-def living_controller(paths: JobPaths, token: str) -> Endpoint | None:
+def living_controller(paths: JobPaths, job: JobId, token: str) -> Endpoint | None:
     """Where a controller of this job answers right now; None if none does."""
     try:
         endpoint = read_json(paths.endpoint, Endpoint)
     except FileUnreadable:
         return None
-    return endpoint if _answers(endpoint, token, paths.root.name) else None
+    return endpoint if _answers(endpoint, token, job) else None
 
 
-def _answers(endpoint: Endpoint, token: str, job: str) -> bool:
+def _answers(endpoint: Endpoint, token: str, job: JobId) -> bool:
     address = urllib.parse.urlsplit(endpoint.url)
     connection = http.client.HTTPConnection(
         address.hostname or "", address.port, timeout=ANSWER_WITHIN_S

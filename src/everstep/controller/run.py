@@ -1,60 +1,34 @@
-"""One controller from its start to its end: takes a term, replays, serves, and leaves.
+"""The start of a controller: whether it may, and under which term. What follows is term.py's.
 
-Called by __main__.py. The order of the start matters: nothing of the job is touched before a term
-is taken, nothing is acted on before the journal is replayed, and nobody is told where to connect
-before there is somebody to answer.
+Called by __main__.py. Nothing of the job is touched before a term is taken.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import socket
 import time
 from pathlib import Path
 
 from everstep import __version__
-from everstep.checkpoint.disk import published
-from everstep.cluster.base import Cluster, JoiningHosts, Journalled
-from everstep.controller import views
-from everstep.controller.act import Hands
-from everstep.controller.agents import Agents
-from everstep.controller.clock import Clock
-from everstep.controller.incoming import Incoming
 from everstep.controller.listening import CannotListen, former_port, listen, url_of
 from everstep.controller.living import living_controller
 from everstep.controller.log import say
-from everstep.controller.loop import Loop
-from everstep.controller.output import OutputRing
-from everstep.controller.server import Desk, Server, make_app
-from everstep.core.intake import Intake
-from everstep.core.state import Phase
-from everstep.events import ControllerStarted, JobSubmitted
-from everstep.files import read_json, write_atomically
+from everstep.controller.term import Controller
+from everstep.files import read_json
 from everstep.journal import (
-    Index,
     Journal,
-    Replayed,
-    StoryLine,
-    newest_term,
-    replay,
     take_term,
 )
 from everstep.keeper import EXIT_RELEASE
-from everstep.model import JobSpec, UserError, Value
-from everstep.paths import Endpoint, JobPaths, JobResult
+from everstep.model import JobId, JobSpec, UserError, Value
+from everstep.paths import JobPaths
 
 STAND_BY_S = 1.0
 """Pause between two looks of a controller that waits for the end of another one."""
-FENCE_EVERY_S = 1.0
-"""Pause between two looks for a higher term while nothing is journalled."""
 PORT_FREE_WITHIN_S = 3.0
 """Time for a controller that was just fenced to let go of the port that was asked for."""
-CLOSE_WITHIN_S = 5.0
-"""Time for released stand-ins to end by themselves."""
-VIEWERS_S = 1.0
-"""Time for viewers to fetch the last lines and the result."""
 
 
 class ControllerAlive(UserError):
@@ -87,9 +61,9 @@ def run(options: Options) -> int:
     """
     root = Path(options.job_dir).absolute()
     spec = read_json(root / "spec.json", JobSpec)
-    paths = JobPaths(root.parent, spec.job)
+    paths = JobPaths(root.parent, JobId(root.name))  # renamed if a later job took its name
     token = _read_token(paths)
-    _await_turn(paths, token, options)
+    _await_turn(paths, spec.job, token, options)
     if paths.result.exists():
         if options.resume_if_needed:
             return EXIT_RELEASE  # its keeper does not know yet
@@ -105,164 +79,7 @@ async def _serve(
 ) -> int:
     listener = await _listen(paths, options)
     url = url_of(listener, options.host)
-    return await _Controller(spec, paths, journal, url).serve(listener, url, token)
-
-
-class _Controller:
-    """The parts of one term, put together. Made inside the event loop."""
-
-    def __init__(self, spec: JobSpec, paths: JobPaths, journal: Journal, url: str) -> None:
-        replayed = replay(journal)
-        self._spec = spec
-        self._paths = paths
-        self._journal = journal
-        self._core = replayed.core
-        self._clock = Clock(not_before=replayed.last_time)
-        self._found = (*journal.notices, *_differences(replayed))
-        self._loop = Loop(
-            core=replayed.core, journal=journal, clock=self._clock, intake=Intake(spec.nnodes)
-        )
-        self._output = OutputRing(journal.term)
-        self._agents = Agents(
-            term=journal.term,
-            policy=spec.policy,
-            post=self._loop.post,
-            output=self._output,
-            journalled=replayed.received,
-        )
-        self._cluster = _cluster(spec, paths, url)
-        self._hands = Hands(
-            core=replayed.core,
-            journal=journal,
-            agents=self._agents,
-            cluster=self._cluster,
-            post=self._loop.post,
-        )
-
-    async def serve(self, listener: socket.socket, url: str, token: str) -> int:
-        """Until the job is over, a signal comes or the term is lost; returns the exit code."""
-        self._begin()
-        server = Server(make_app(self._desk(), token))
-        serving = asyncio.create_task(server.run_on(listener))
-        self._announce(url)
-        over = await self._ended(serving)
-        if over:
-            await self._end_job()
-        server.leave()
-        await serving
-        return EXIT_RELEASE if over else 0
-
-    def _begin(self) -> None:
-        """The first facts of a term, before any agent or person may say something."""
-        if self._journal.next_seq == 1:
-            known = tuple(published(Path(self._spec.checkpoint.directory)))
-            submitted = JobSubmitted(spec=self._spec, published=known)
-            self._loop.take(Incoming(submitted), self._hands.act)
-        started = ControllerStarted(term=self._journal.term, version=__version__)
-        self._loop.take(Incoming(started), self._hands.act)
-        request = self._cluster.start(self._report)
-        if self._core.state.finish is None:
-            say(str(request))
-            request.send()
-        for machine in self._core.state.machines.values():
-            if machine.evicted:
-                self._cluster.release(machine.machine)
-
-    def _report(self, fact: Journalled) -> None:
-        self._loop.post(Incoming(fact.event, then=fact.then))
-
-    def _announce(self, url: str) -> None:
-        term, pid = self._journal.term, os.getpid()
-        write_atomically(self._paths.endpoint, Endpoint(url=url, term=term, pid=pid))
-        say(f"term {term} of job {self._spec.job} listens at {url}")
-        for note in self._found:
-            say(note)
-
-    async def _ended(self, serving: asyncio.Task[None]) -> bool:
-        """Wait for an end; whether the job is over (or we were only told to go). Raises."""
-        stop = asyncio.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, stop.set)
-        work = asyncio.create_task(self._loop.run(self._hands.act))
-        others = [asyncio.create_task(stop.wait()), asyncio.create_task(self._watch_term())]
-        try:
-            await asyncio.wait([work, serving, *others], return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in (work, *others):
-                task.cancel()
-        for result in await asyncio.gather(work, *others, return_exceptions=True):
-            if isinstance(result, Exception):
-                raise result
-        if serving.done():
-            serving.result()
-        if stop.is_set():
-            say("told to end; training goes on, the next controller takes over from here")
-        return self._core.state.phase is Phase.ENDED
-
-    async def _watch_term(self) -> None:
-        """Raise Fenced when another controller took a higher term."""
-        while newest_term(self._paths.journal) <= self._journal.term:  # noqa: ASYNC110 -- a file
-            await asyncio.sleep(FENCE_EVERY_S)
-        self._journal.sync()  # raises, and says by whom
-
-    async def _end_job(self) -> None:
-        """Nothing is left to decide: the last stand-ins go, viewers hear how it ended."""
-        await self._cluster.close(CLOSE_WITHIN_S)
-        finish = self._core.state.finish
-        assert finish is not None, "the core ends only after FinishJob"
-        result = JobResult(
-            outcome=finish.outcome,
-            exit_code=finish.exit_code,
-            why=finish.why,
-            detail=finish.detail,
-        )
-        write_atomically(self._paths.result, result)
-        say(f"the job is over ({finish.outcome}): {finish.why}")
-        self._output.close()
-        await asyncio.sleep(VIEWERS_S)
-
-    def _desk(self) -> Desk:
-        return Desk(
-            state=self._core.state,
-            status=self._status,
-            incidents=lambda: views.incidents(self._core.state, self._clock.now()),
-            why=self._why,
-            post=self._loop.post,
-            output=self._output,
-            agents=self._agents,
-        )
-
-    def _status(self) -> views.StatusView:
-        notes = (*self._found, *self._agents.notes(), *self._hands.pages)
-        return views.status(self._core.state, self._clock.now(), notes)
-
-    async def _why(self, subject: str) -> list[StoryLine]:
-        """In a thread: after months the index may have much to catch up with."""
-        return await asyncio.to_thread(_story, self._paths.journal, subject)
-
-
-def _story(directory: Path, subject: str) -> list[StoryLine]:
-    index = Index(directory)
-    try:
-        return index.story(subject)
-    finally:
-        index.close()
-
-
-def _cluster(spec: JobSpec, paths: JobPaths, url: str) -> Cluster:
-    if not spec.local:
-        return JoiningHosts(url)
-    from everstep.cluster.local import LocalCluster  # noqa: PLC0415 -- only stand-ins need it
-
-    return LocalCluster(spec, paths)
-
-
-def _differences(replayed: Replayed) -> list[str]:
-    return [
-        f"record {difference.seq} was decided by another version of everstep, and this one"
-        f" ({__version__}) would have decided otherwise; what was decided stands"
-        for difference in replayed.differences
-    ]
+    return await Controller(spec, paths, journal, url).serve(listener, url, token)
 
 
 def _read_token(paths: JobPaths) -> str:
@@ -275,13 +92,13 @@ def _read_token(paths: JobPaths) -> str:
         ) from error
 
 
-def _await_turn(paths: JobPaths, token: str, options: Options) -> None:
+def _await_turn(paths: JobPaths, job: JobId, token: str, options: Options) -> None:
     """Return when this controller may take the next term."""
     said = False
-    while not options.resume and (living := living_controller(paths, token)) is not None:
+    while not options.resume and (living := living_controller(paths, job, token)) is not None:
         if not options.resume_if_needed:
             raise ControllerAlive(
-                f"job {paths.root.name} has a living controller at {living.url} (term"
+                f"job {job} has a living controller at {living.url} (term"
                 f" {living.term}, pid {living.pid}): add --resume to replace it"
             )
         if not said:

@@ -79,7 +79,7 @@ class StatusView(Value, frozen=True, kw_only=True):
     outcome: OutcomeView | None
     """None while the job runs."""
     notes: tuple[str, ...]
-    """Of the controller: what it found at its start, what it turned away, pages to people."""
+    """Pages to people, and of the controller: what it found at its start, what it turned away."""
 
 
 class IncidentView(Value, frozen=True, kw_only=True):
@@ -138,7 +138,7 @@ def status(state: State, now: Seconds, notes: tuple[str, ...] = ()) -> StatusVie
         ettr_hour=ettr(state.account, now, window_s=WINDOW_S),
         seconds=spent(state.account, now),
         outcome=_outcome(state),
-        notes=notes,
+        notes=(*state.paged.values(), *notes),
     )
 
 

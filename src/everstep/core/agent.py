@@ -83,9 +83,10 @@ REPORT_EVERY_S: Seconds = 1.0
 class AgentCore:
     """Facts of one machine in, actions for its shell out."""
 
-    def __init__(self, machine: MachineId, policy: PolicySpec) -> None:
+    def __init__(self, machine: MachineId, policy: PolicySpec, local_ranks: int) -> None:
         self.machine = machine
         self.policy = policy
+        self._local_ranks = local_ranks
         self.term = Term(0)
         self.generation: Generation = NO_GENERATION
         self.ranks: dict[Rank, RankStatus] = {}
@@ -152,13 +153,8 @@ class AgentCore:
     def start_ranks(self, order: StartRanks, now: Seconds) -> None:
         if order.generation < self.generation:
             return
-        if self.running and all(s.generation == order.generation for s in self.running):
-            # A former agent of this machine forked them and died before it could say so.
-            self.generation = order.generation
-            self._answer(
-                order,
-                RanksStarted(machine=self.machine, action=order.id, generation=order.generation),
-            )
+        if any(s.generation == order.generation for s in self.ranks.values()):
+            self._answer(order, self._found_started(order))
             return
         if self.running or self._stopping is not None:
             older = ", ".join(str(s.pid) for s in self.running) or "being stopped"
@@ -178,6 +174,23 @@ class AgentCore:
         self._progress_at = now
         self._working[order.id] = order
         self._out.append(ForkRanks(id=order.id, cause=order.cause, why=order.why, order=order))
+
+    def _found_started(self, order: StartRanks) -> RanksStarted | StartFailed:
+        """A former agent of this machine forked them and died before it could say so.
+
+        Never again, even if they have ended since: that would drop what they saved. Their ends are
+        told by themselves.
+        """
+        self.generation = order.generation
+        found = sum(s.generation == order.generation for s in self.ranks.values())
+        if found == self._local_ranks:
+            return RanksStarted(machine=self.machine, action=order.id, generation=order.generation)
+        return StartFailed(
+            machine=self.machine,
+            action=order.id,
+            generation=order.generation,
+            reason=f"only {found} of {self._local_ranks} ranks were forked when its agent died",
+        )
 
     def persist_step(self, order: PersistStep, now: Seconds) -> None:
         del now

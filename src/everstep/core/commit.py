@@ -228,7 +228,7 @@ def _request_machines(state: State, action: RequestMachines, now: Seconds) -> No
 
 def _page_human(state: State, action: PageHuman, now: Seconds) -> None:
     del now
-    state.paged.append(action.about)
+    state.paged[action.about] = action.why
 
 
 def _finish_job(state: State, action: FinishJob, now: Seconds) -> None:

@@ -125,6 +125,8 @@ def _machine_joined(state: State, event: MachineJoined, now: Seconds) -> None:
         )
         state.machines[event.machine] = machine
         state.requested = max(0, state.requested - 1)
+    if machine.node_rank is not None and not any(m.connected for m in state.members()):
+        state.heard_since = now
     machine.agent, machine.address, machine.host = event.agent, event.address, event.host
     machine.asked = event.node_rank
     machine.connected = True
@@ -134,19 +136,23 @@ def _machine_joined(state: State, event: MachineJoined, now: Seconds) -> None:
     if state.gather_from is None and len(state.standbys()) >= state.job.nnodes:
         state.gather_from = now
     running = state.phase in (Phase.STARTING, Phase.RUNNING)
-    # A machine that has not answered StartRanks yet is sent it again: nothing to compare.
-    if running and machine.started_for == state.generation:
+    if running:
         _reconcile(state, machine, event, now)
 
 
 def _reconcile(state: State, machine: Machine, event: MachineJoined, now: Seconds) -> None:
-    """Compare what the machine says of its ranks with what the books say."""
+    """Compare what the machine says of its ranks with what the books say.
+
+    A machine that has not answered StartRanks yet is sent it again, so it may well lack ranks; but
+    those that ended have ended.
+    """
     if machine.node_rank is None:
         return
+    started = machine.started_for == state.generation
     said = {status.rank: status for status in event.ranks if status.generation == state.generation}
     for rank in map(Rank, state.job.ranks_of(machine.node_rank)):
         status = said.get(rank)
-        if status is None and rank not in state.exits:
+        if status is None and started and rank not in state.exits:
             text = f"{machine.machine} came back without rank {rank}"
             _fail(state, Failure(event=state.seq, at=now, text=text, machine=machine.machine))
         elif status is not None and status.exit is not None:
@@ -174,7 +180,10 @@ def _fell_silent(state: State, machine: Machine, now: Seconds) -> None:
 
 def _machine_lost(state: State, event: MachineLost, now: Seconds) -> None:
     machine = state.machines.get(event.machine)
-    if machine is None or machine.lost or machine.released:
+    if machine is None:
+        _lost_before_it_joined(state, event)
+        return
+    if machine.lost or machine.released:
         return
     machine.lost = event.witness
     if machine.connected:
@@ -182,6 +191,19 @@ def _machine_lost(state: State, event: MachineLost, now: Seconds) -> None:
     if machine.node_rank is not None:
         text = f"machine {machine.machine} is lost: {event.witness}"
         _fail(state, Failure(event=state.seq, at=now, text=text, machine=machine.machine))
+
+
+def _lost_before_it_joined(state: State, event: MachineLost) -> None:
+    """It is on its way no more, and whoever is told of it again must know that."""
+    state.machines[event.machine] = Machine(
+        machine=event.machine,
+        agent="",
+        address="",
+        host="",
+        connected=False,
+        lost=event.witness,
+    )
+    state.requested = max(0, state.requested - 1)
 
 
 def _machine_released(state: State, event: MachineReleased, now: Seconds) -> None:

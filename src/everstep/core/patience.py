@@ -28,16 +28,37 @@ def lost_at(state: State, machine: Machine) -> tuple[Seconds, str] | None:
         pids = ", ".join(map(str, machine.survived))
         return AT_ONCE, f"its old ranks could not be killed (pids {pids})"
     if not machine.connected:
-        return _silent_until(state, machine)
+        may_train = machine.node_rank is not None and may_train_unheard(state)
+        return None if may_train else _silent_until(state, machine)
     return _owes_until(state, machine) if machine.machine in state.awaiting else None
+
+
+def may_train_unheard(state: State) -> bool:
+    """Whether the whole job may be training on, cut off from this controller: none of its machines
+    is heard of, and no rank is known to have ended. Nothing may be started in its place.
+
+    One machine that is heard of tells whether steps advance; one dead rank lets none advance.
+    """
+    if state.phase not in (Phase.STARTING, Phase.RUNNING) or state.failures or state.exits:
+        return False
+    return not any(machine.connected or machine.lost for machine in state.members())
+
+
+def unheard_at(state: State) -> Seconds | None:
+    """When a human is told that nobody is heard of."""
+    if not may_train_unheard(state) or "nobody heard" in state.paged:
+        return None
+    last = max(machine.silent_since for machine in state.members())
+    return max(last, state.progress_at) + state.job.policy.silent_s
 
 
 def _silent_until(state: State, machine: Machine) -> tuple[Seconds, str]:
     policy = state.job.policy
     if machine.machine in state.awaiting:
         wait_s = policy.agent_return_s
-        return machine.silent_since + wait_s, f"its agent is silent for {wait_s:g} s"
-    idle_since = machine.silent_since
+        since = max(machine.silent_since, state.heard_since)
+        return since + wait_s, f"its agent is silent for {wait_s:g} s"
+    idle_since = max(machine.silent_since, state.heard_since)
     if machine.node_rank is not None:
         idle_since = max(idle_since, state.progress_at)
     wait_s = policy.silent_s
@@ -141,5 +162,6 @@ def deadlines(state: State) -> Iterator[Seconds]:
     if state.phase is Phase.STOPPING:
         yield publish_hold_until(state)
     yield state.backup_not_before
-    for moment in (gathered_at(state), early_exit_at(state), proven_at(state)):
+    moments = (gathered_at(state), early_exit_at(state), proven_at(state), unheard_at(state))
+    for moment in moments:
         yield NEVER if moment is None else moment

@@ -144,6 +144,23 @@ def tell_of_early_exits(d: Deciding) -> list[ControllerAction]:
     ]
 
 
+def tell_of_silence(d: Deciding) -> list[ControllerAction]:
+    """All machines silent at once are a network's doing, or their owner's who will say so."""
+    moment = patience.unheard_at(d.state)
+    if moment is None or d.now < moment:
+        return []
+    return [
+        PageHuman(
+            id=d.id(),
+            cause=d.event,
+            why=f"no machine of the job is heard of for {d.state.job.policy.silent_s:g} s, and none"
+            " is known to be lost: it may train on, so nothing is started in its place until one"
+            " of them is heard of again",
+            about="nobody heard",
+        )
+    ]
+
+
 # --- from a symptom to a new generation ----------------------------------------------------------
 
 
@@ -518,6 +535,7 @@ RULES: tuple[Rule, ...] = (
     persist_step,
     back_up_step,
     tell_of_early_exits,
+    tell_of_silence,
     request_machines,
     release_evicted,
 )

@@ -164,6 +164,9 @@ class State(msgspec.Struct, kw_only=True):
     """Actions without an answer yet, by id; sent again after a reconnect or a restart."""
     requested: int = 0
     """Machines asked for (or started with the job) that have not joined yet."""
+    heard_since: Seconds = 0.0
+    """When a machine with a position was heard of again after none was: before that, silence of
+    the others and the lack of progress said nothing."""
     gather_from: Seconds | None = None
     """When the last machine needed to start had joined."""
 
@@ -216,8 +219,8 @@ class State(msgspec.Struct, kw_only=True):
     """Journal numbers of `faults`."""
     stop_by: str = ""
     """Who asked for the end of the job; empty if nobody did."""
-    paged: list[str] = []
-    """Matters of which a human was told in this generation."""
+    paged: dict[str, str] = {}
+    """Matters of which a human was told in this generation -> what was said."""
     finish: FinishJob | None = None
     ending_stopped: bool = False
     """The ranks were ordered to stop for the job's end."""

@@ -78,7 +78,8 @@ class Agent:
         """The one that Welcome made usable."""
         self._machine = machine
         self._ground = machine.ground
-        self._core = AgentCore(machine.name, self._ground.options.spec.policy)
+        spec = self._ground.options.spec
+        self._core = AgentCore(machine.name, spec.policy, spec.nproc_per_node)
         self._link = wire.Link()
         self._term = machine.memory.term
         self._greeting: Connection | None = None

@@ -67,6 +67,13 @@ class Cluster:
             noticed_s = self._ground.rng.uniform(0.05, 20.0)
             self._ground.schedule.after(noticed_s, partial(self._say_lost, machine.name))
 
+    def tell_all(self) -> None:
+        """At last somebody looks, and says which machines are gone."""
+        for machine in self.machines.values():
+            if not machine.alive:
+                self._witnessed[machine.name] = None
+                self._say_lost(machine.name)
+
     def _boot(self, name: MachineId) -> None:
         self.machines[name] = Machine(name, self._ground)
 

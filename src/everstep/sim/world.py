@@ -50,6 +50,7 @@ class World:
         ground.disk.full = False
         for machine in self.cluster.alive:
             machine.heal()
+        self.cluster.tell_all()
         self._supply()
 
     def _supply(self) -> None:

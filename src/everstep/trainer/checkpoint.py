@@ -120,6 +120,10 @@ class Checkpoint:
         )
         self._memory = None
 
+    def stop(self) -> None:
+        if self._memory is not None:
+            self._memory.stop()
+
     def forget(self) -> None:
         if self._memory is not None:
             self._memory.forget()

@@ -55,7 +55,6 @@ class Notices:
         self._rank = rank
         self._generation = generation
         self._printed: set[str] = set()
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
 
     def tell(self, kind: NoticeKind, text: str, step: Step = NO_STEP) -> None:
         """Print it, once for each kind, and send it every time."""
@@ -72,5 +71,7 @@ class Notices:
         notice = Notice(
             kind=kind, text=text, step=step, rank=self._rank, generation=self._generation
         )
-        with contextlib.suppress(OSError):
-            self._socket.sendto(msgspec.msgpack.encode(notice), self._address)
+        datagram = msgspec.msgpack.encode(notice)
+        kind_of_socket = socket.SOCK_DGRAM | socket.SOCK_NONBLOCK
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, kind_of_socket) as once:
+            once.sendto(datagram, self._address)

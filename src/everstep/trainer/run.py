@@ -139,6 +139,11 @@ class Run:
         if self._checkpoint is not None:
             self._checkpoint.flush(timeout_s)
 
+    def stop(self) -> None:
+        """End the copy thread. A rank need not: for processes that make many runs."""
+        if self._checkpoint is not None:
+            self._checkpoint.stop()
+
     def forget(self) -> None:
         """In a forked child: it is no rank. It must not write the slot or wait for a thread."""
         self._reports.on = False

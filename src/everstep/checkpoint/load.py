@@ -31,7 +31,6 @@ from everstep.checkpoint.layout import LiveMeshes, OtherLayout, check_same_layou
 from everstep.checkpoint.rng import RNG_ENTRY, set_rng_states
 from everstep.model import EverstepError
 
-
 _MISFITS = (OtherLayout, RuntimeError, ValueError, KeyError, TypeError, AttributeError)
 
 

@@ -333,15 +333,6 @@ def test_what_does_not_pickle_is_named() -> None:
         snapshot_of({"it": Box(lambda: None)})
 
 
-class DTensor(torch.Tensor):
-    """Stands for torch's, which needs a process group."""
-
-
-def test_distributed_tensors_are_refused_for_now() -> None:
-    with pytest.raises(CannotSave, match="'it' holds a DTensor"):
-        snapshot_of({"it": Box(torch.ones(2).as_subclass(DTensor))})
-
-
 class HomeMade:
     """An optimizer that knows nothing of torch.optim."""
 

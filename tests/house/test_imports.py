@@ -21,6 +21,7 @@ HAS_TORCH = {
     "everstep.checkpoint.guard",
     "everstep.checkpoint.layout",
     "everstep.checkpoint.load",
+    "everstep.checkpoint.merging",
     "everstep.checkpoint.naming",
     "everstep.checkpoint.rng",
     "everstep.checkpoint.start",

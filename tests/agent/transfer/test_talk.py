@@ -366,3 +366,16 @@ def test_a_flipped_bit_in_the_owners_memory_is_found_by_the_owner() -> None:
         client, _ = run(talking, Visit(desk), [999])
         assert isinstance(client.error, ShardBad)
         assert kept.inventory() == []
+
+
+def test_a_checksum_that_does_not_fit_an_empty_shard_is_noticed() -> None:
+    def liar() -> Talk[None]:
+        yield from talk._call(caller(), put_of(5, 0))
+        yield from talk._hear(messages.Ready)
+        yield talk._say(messages.Finished(crc=7))
+        yield from talk._listen()
+
+    with peer() as (desk, kept):
+        client, _ = run(liar(), Visit(desk), [999])
+        assert isinstance(client.error, Refused)
+        assert kept.inventory() == []

@@ -14,6 +14,7 @@ import pytest
 from everstep.agent.transfer import channel, client, server
 from everstep.agent.transfer.channel import Cancel, Cancelled, Limits, PeerGone
 from everstep.agent.transfer.client import Client, Way
+from everstep.agent.transfer.desk import Visit
 from everstep.agent.transfer.identity import Identity
 from everstep.agent.transfer.listening import bind
 from everstep.agent.transfer.messages import TransferFailed
@@ -265,6 +266,7 @@ def test_a_transfer_that_is_cancelled_ends_at_once_and_leaves_nothing() -> None:
             send(peer.peer, put_of(10), Way(cancel))
 
 
+@pytest.mark.usefixtures("_once")
 def test_a_new_transfer_of_a_rank_ends_the_one_that_hangs() -> None:
     with machine() as peer:
         thread, cancel = hanging(peer, 10)
@@ -281,11 +283,33 @@ def test_a_new_generation_ends_what_the_old_one_ordered() -> None:
         thread, cancel = hanging(peer, 10, order=1)
         peer.desk.fence(Generation(2))
         settled = peer.kept.inventory()
-        wait_for("the void transfer to end", lambda: not peer.desk._incoming)
+        wait_for("the void transfer to end", lambda: not peer.desk._incoming, within_s=5)
         cancel.cancel()
         thread.join(5)
         assert peer.kept.inventory() == settled
         assert kept_steps(peer.kept) == [5]
+
+
+def test_nothing_is_committed_once_its_generation_is_over() -> None:
+    with machine() as peer:
+        visit, put = Visit(peer.desk), put_of(10)
+        taking = visit.take(put)
+        peer.desk.fence(Generation(2))
+        with pytest.raises(Refused, match="generation 1 is over"):
+            visit.store(taking, put.crc or 0)
+        assert peer.kept.inventory() == []
+
+
+def test_nothing_is_overwritten_once_its_generation_is_over() -> None:
+    with machine() as peer:
+        send(peer.peer, put_of(10))
+        send(peer.peer, put_of(20, safe=10))
+        visit = Visit(peer.desk)
+        assert not visit.holds(put_of(30))
+        peer.desk.fence(Generation(2))
+        with pytest.raises(Refused, match="generation 1 is over"):
+            visit.take(put_of(30))
+        assert kept_steps(peer.kept) == [10, 20]
 
 
 def test_whoever_connects_and_does_not_prove_itself_is_sent_away_in_time(

@@ -1,0 +1,97 @@
+"""SIGKILL of owner or peer at hundreds of random moments of a transfer."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from everstep.agent.transfer import client, talk
+from everstep.agent.transfer.messages import TransferFailed
+from everstep.checkpoint.kept import Kept
+from everstep.model import NO_STEP
+from tests.agent.support import wait_for
+from tests.agent.transfer.ends import Machine, kept_steps, peer_at, put_of, send, shared_memory
+from tests.checkpoint.lockstep import Counters, fork, kill
+
+SIZE = 300_000
+ROUNDS = 100
+
+
+class Pair:
+    """An owner that backs up one step after the other, and the peer that keeps them."""
+
+    def __init__(self, shm: Path, seed: int) -> None:
+        self.shm = shm
+        self.rng = random.Random(seed)
+        self.acknowledged = Counters(1, NO_STEP)
+        """The newest step that the owner knows to be kept."""
+        self.port = 0
+        self.pids: dict[str, int] = {}
+
+    def start(self) -> None:
+        """Bring back who is missing."""
+        if "peer" not in self.pids:
+            ports = Counters(1, 0)
+            self.pids["peer"] = fork(lambda: self._keep(ports))
+            self.port = wait_for("the peer", lambda: ports.all()[0])
+        if "owner" not in self.pids:
+            self.pids["owner"] = fork(self._back_up)
+
+    def kill_one_or_both(self) -> None:
+        target = self.acknowledged.all()[0] + self.rng.randint(0, 2)
+        wait_for(f"step {target}", lambda: self.acknowledged.all()[0] >= target)
+        until = time.perf_counter() + self.rng.random() * 4e-3
+        while time.perf_counter() < until:
+            pass
+        for name in self.rng.choice([["owner"], ["peer"], ["owner", "peer"], ["peer", "owner"]]):
+            kill(self.pids.pop(name))
+
+    def end(self) -> None:
+        while self.pids:
+            _, pid = self.pids.popitem()
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+    def _keep(self, ports: Counters) -> None:
+        machine = Machine(self.shm, port=self.port)
+        ports.finish(0, machine.server.port)
+        while True:
+            signal.pause()
+
+    def _back_up(self) -> None:
+        while True:
+            safe = self.acknowledged.all()[0]
+            with contextlib.suppress(TransferFailed):
+                send(peer_at(self.port), put_of(safe + 1, SIZE, safe=safe))
+                self.acknowledged.finish(0, safe + 1)
+
+
+@pytest.fixture(params=range(4))
+def pair(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
+    """One owner and one peer for each seed."""
+    monkeypatch.setattr(talk, "PIECE_BYTES", 16 << 10)
+    monkeypatch.setattr(client, "RETRY_AFTER_S", (0.001,) * 50)
+    with shared_memory() as shm:
+        both = Pair(shm, request.param)
+        yield both
+        both.end()
+
+
+def test_each_of_a_hundred_kills_leaves_the_acknowledged_backup_whole_and_nothing_torn(
+    pair: Pair,
+) -> None:
+    for _ in range(ROUNDS):
+        pair.start()
+        pair.kill_one_or_both()
+        held = kept_steps(Kept(pair.shm))
+        newest = pair.acknowledged.all()[0]
+        assert newest == NO_STEP or newest in held
+        assert max(held, default=newest) <= newest + 1

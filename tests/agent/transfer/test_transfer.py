@@ -235,11 +235,21 @@ def test_a_peer_that_comes_back_in_time_is_no_failure(monkeypatch: pytest.Monkey
         machines[0].server.close()
 
 
+class Stuck(TokenBucket):
+    """Lets nothing through."""
+
+    asked = False
+
+    def take(self, count: int, now: float) -> float:
+        del count, now
+        self.asked = True
+        return 1000.0
+
+
 def hanging(peer: Machine, wanted_step: int, *, order: int = 1) -> tuple[threading.Thread, Cancel]:
     """A put that has begun and stands still in the middle, as one whose machine was frozen."""
-    cancel = Cancel()
-    # 1 byte a second: the first piece is over at once, the second never.
-    way = Way(cancel, TokenBucket(1.0))
+    cancel, pace = Cancel(), Stuck(1.0)
+    way = Way(cancel, pace)
     errors: list[TransferFailed] = []
 
     def put() -> None:
@@ -250,7 +260,7 @@ def hanging(peer: Machine, wanted_step: int, *, order: int = 1) -> tuple[threadi
 
     thread = threading.Thread(target=put)
     thread.start()
-    wait_for("the transfer to begin", lambda: peer.desk._incoming)
+    wait_for("the transfer to begin", lambda: pace.asked)
     return thread, cancel
 
 

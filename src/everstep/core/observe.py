@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from everstep.actions import (
+    BackUpStep,
     ControllerAction,
     InjectFault,
     PersistStep,
@@ -436,6 +437,8 @@ _ORDER_OF: dict[type[ControllerEvent], type[ControllerAction]] = {
     StartFailed: StartRanks,
     StepPersisted: PersistStep,
     PersistFailed: PersistStep,
+    StepBackedUp: BackUpStep,
+    BackupFailed: BackUpStep,
     StepPublished: PublishStep,
     MachinesRequested: RequestMachines,
     FaultInjected: InjectFault,

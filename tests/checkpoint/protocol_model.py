@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import NamedTuple
 
+from everstep.checkpoint.pins import Pins
 from everstep.checkpoint.slots import Held, choose_slot
 from everstep.model import Generation, Step
 
@@ -68,6 +69,7 @@ class Found(NamedTuple):
 
 def explore(model: Model) -> Found:
     """Visit every reachable state, and check the promise in each: a kill may strike there."""
+    _choose.cache_clear()  # tests change what the code does
     initial: tuple[Slot, ...] = ((0, 0), *(TORN,) * (model.slots - 1))
     start = (Rank(0, False, False, NEVER, initial),) * model.ranks
     first = _normal(start)
@@ -152,7 +154,7 @@ def _choose(slots: tuple[Slot, ...], step: int, pin: int) -> int:
         None if slot == TORN else Held(step=Step(slot[0] + FAR), generation=Generation(slot[1]))
         for slot in slots
     ]
-    return choose_slot(held, Step(step + FAR), None if pin == NEVER else Step(pin + FAR))
+    return choose_slot(held, Step(step + FAR), Pins(safe=None if pin == NEVER else Step(pin + FAR)))
 
 
 def _normal(state: State) -> State:

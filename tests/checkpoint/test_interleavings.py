@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from everstep.checkpoint.slots import SLOTS, Held, choose_slot
+from everstep.checkpoint import slots
+from everstep.checkpoint.need import SLOTS
+from everstep.checkpoint.pins import Pins
+from everstep.checkpoint.slots import Held, choose_slot
 from everstep.model import Generation, Step
 from tests.checkpoint.protocol_model import Model, explore
 
@@ -38,7 +41,9 @@ def test_two_slots_would_lose_every_common_step(ranks: int) -> None:
     assert any("begins" in line for line in story)
 
 
-def test_three_slots_would_not_do_while_one_is_pinned() -> None:
+def test_three_slots_would_not_do_while_one_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the pin were heeded at the cost of the slots that rotate."""
+    monkeypatch.setattr(slots, "ROTATING", 2)
     assert explore(Model(ranks=2, slots=3, pins=(0,))).story is not None
 
 
@@ -49,7 +54,7 @@ def held(*steps: int | None) -> list[Held | None]:
 
 
 @pytest.mark.parametrize(
-    ("slots", "step", "pinned", "chosen"),
+    ("copies", "step", "pinned", "chosen"),
     [
         (held(None, None, None, None), 0, None, 0),
         (held(7, None, 8, 9), 10, None, 1),
@@ -62,6 +67,7 @@ def held(*steps: int | None) -> list[Held | None]:
     ],
 )
 def test_what_is_worth_nothing_goes_first_and_the_pinned_step_never(
-    slots: list[Held | None], step: int, pinned: int | None, chosen: int
+    copies: list[Held | None], step: int, pinned: int | None, chosen: int
 ) -> None:
-    assert choose_slot(slots, Step(step), None if pinned is None else Step(pinned)) == chosen
+    pins = Pins(persist=None if pinned is None else Step(pinned))
+    assert choose_slot(copies, Step(step), pins) == chosen

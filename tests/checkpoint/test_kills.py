@@ -13,6 +13,7 @@ import pytest
 
 from everstep.checkpoint import disk, slots
 from everstep.checkpoint.format import Expected
+from everstep.checkpoint.pins import pin_for_disk
 from everstep.model import Copy, Generation, Rank, Step
 from tests.checkpoint.lockstep import Counters, fork, kill, train
 from tests.checkpoint.plain import check, content
@@ -90,7 +91,7 @@ def test_each_of_sixty_kills_leaves_the_newest_finished_step_or_the_one_before(
         victims.start()
         if victims.rng.random() < 0.3:
             ahead = victims.restored + victims.rng.randint(-1, 2)
-            slots.request_pin(victims.shm, victims.rng.choice(RANKS), Step(max(ahead, 0)))
+            pin_for_disk(victims.shm, victims.rng.choice(RANKS), Step(max(ahead, 0)))
         victims.check(victims.kill_at_random())
 
 
@@ -102,12 +103,12 @@ def test_a_step_pinned_ahead_gets_to_disk_whole_while_its_rank_goes_on_and_is_ki
     for _ in range(12):
         step = Step(victims.restored + 3)
         for rank in RANKS:
-            slots.request_pin(shm, rank, step)
+            pin_for_disk(shm, rank, step)
         victims.start()
         victims.wait_for(step + 8)
         for rank in RANKS:
             disk.persist(shm, rank, step, tmp_path)
-            slots.request_pin(shm, rank, None)
+            pin_for_disk(shm, rank, None)
         victims.check(victims.kill_at_random())
         generation = Generation(victims.generation)
         disk.publish(tmp_path, step, generation, world_size=2, keep=2)

@@ -13,8 +13,9 @@ import pytest
 
 from everstep.checkpoint import slots
 from everstep.checkpoint.format import PAGE, Expected, ShardBad, crc_of, erase
+from everstep.checkpoint.need import SLOTS
+from everstep.checkpoint.pins import pin_for_disk
 from everstep.checkpoint.slots import (
-    SLOTS,
     ShardLost,
     ShardMissing,
     ShardWriter,
@@ -79,11 +80,11 @@ def test_a_restarted_writer_reuses_memory_and_overwrites_the_oldest_first(shm: P
 
 def test_a_pinned_step_stays_until_it_is_released(shm: Path) -> None:
     shards = writer(shm)
-    slots.request_pin(shm, Rank(0), Step(2))
+    pin_for_disk(shm, Rank(0), Step(2))
     for step in range(9):
         save(shards, 0, step)
     assert held_steps(shm) == [2, 6, 7, 8]
-    slots.request_pin(shm, Rank(0), None)
+    pin_for_disk(shm, Rank(0), None)
     save(shards, 0, 9)
     assert held_steps(shm) == [6, 7, 8, 9]
 
@@ -232,7 +233,7 @@ def test_a_bad_copy_that_was_dropped_is_not_listed(shm: Path) -> None:
 def test_a_small_shm_is_refused_with_the_figure_needed_and_holds_nothing(small_shm: Path) -> None:
     who = Writer(rank=Rank(0), world_size=8, generation=Generation(1), local_ranks=8)
     shards = ShardWriter(small_shm, who)
-    with pytest.raises(SharedMemoryTooSmall, match=r"need 0\.03 GiB .*4 slots .* 8 ranks.*--shm"):
+    with pytest.raises(SharedMemoryTooSmall, match=r"need 34\.1 MiB .*4 slots .* 8 ranks.*--shm"):
         shards.reserve(MIB)
     assert list(small_shm.glob("rank-*/slot-*")) == []
 
@@ -242,7 +243,7 @@ def test_state_that_outgrows_shm_is_refused_and_what_is_there_stays(small_shm: P
     shards.reserve(len(content(0, 63, 1)))
     for step in range(4):
         save(shards, 0, step)
-    with pytest.raises(SharedMemoryTooSmall, match=r"0\.00 GiB left"):
+    with pytest.raises(SharedMemoryTooSmall, match=r"has 1\.25 MiB left"):
         shards.begin(Step(4), 3 * MIB)
     assert held_steps(small_shm) == [0, 1, 2, 3]
     save(shards, 0, 5)

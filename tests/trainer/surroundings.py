@@ -66,14 +66,16 @@ class Surroundings:
         return beat
 
     def notices(self) -> list[Notice]:
-        """What the agent has received since the last call."""
+        """What the agent has received since the last call, without what every run says."""
         found: list[Notice] = []
         while True:
             try:
                 datagram = self._socket.recv(1 << 16)
             except BlockingIOError:
                 return found
-            found.append(msgspec.msgpack.decode(datagram, type=Notice))
+            notice = msgspec.msgpack.decode(datagram, type=Notice)
+            if notice.kind != NoticeKind.MEMORY:
+                found.append(notice)
 
     def kinds(self) -> list[NoticeKind]:
         return [notice.kind for notice in self.notices()]

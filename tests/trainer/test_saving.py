@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from everstep.checkpoint import slots
+from everstep.checkpoint.pins import pin_for_disk
 from everstep.model import Rank, Step
 from everstep.trainer.notices import NoticeKind
 from tests.checkpoint.lockstep import fork
@@ -188,7 +188,7 @@ def test_too_little_shared_memory_turns_checkpoints_off_with_the_figure_needed(
     assert big.schedule.last_epoch == 4
     (notice,) = here.notices()
     assert notice.kind == NoticeKind.CHECKPOINT_OFF
-    assert "need 0.00 GiB" in notice.text
+    assert "need 352 KiB" in notice.text
     assert "enlarge it" in capsys.readouterr().err
     assert list(here.shm.glob("rank-0/slot-*")) == []
 
@@ -224,7 +224,7 @@ def test_steps_that_do_not_grow_turn_checkpoints_off(here: Surroundings, step: i
 
 
 def test_a_pinned_step_is_kept_while_training_goes_on(here: Surroundings) -> None:
-    slots.request_pin(here.shm, Rank(0), Step(3))
+    pin_for_disk(here.shm, Rank(0), Step(3))
     train(here.run(), 12)
     assert here.steps_in_memory() == [3, 9, 10, 11]
 

@@ -23,13 +23,12 @@ from everstep.agent.transfer.messages import Put
 from everstep.agent.transfer.pace import TokenBucket
 from everstep.checkpoint import slots
 from everstep.checkpoint.format import Expected, ShardBad
-from everstep.checkpoint.need import GIB
+from everstep.checkpoint.need import in_words
 from everstep.checkpoint.pins import pin_for_backup, pins_of
 from everstep.events import BackupFailed, StepBackedUp
 from everstep.model import NO_STEP, EverstepError, Peer, Rank, Seconds, Step
 from everstep.paths import rank_shm
 
-MIB = 1 << 20
 SENT_WITHIN_S: Seconds = 600.0
 """A backup that takes longer is given up: a peer that slow protects nobody."""
 
@@ -150,16 +149,16 @@ class BackingUp:
             return
         self._told_bytes = sum(sizes)
         spec, step_s = self._here.spec.checkpoint, self._step_s()
-        text = f"each backup sends {sum(sizes) / GIB:.3f} GiB from this machine"
+        text = f"each backup sends {in_words(sum(sizes))} from this machine"
         if step_s:
             needed = sum(sizes) / (step_s * max(1, spec.backup_every))
             text += (
                 f"; one every {spec.backup_every} steps of {step_s:.3f} s takes"
-                f" {needed / MIB:.1f} MiB/s"
+                f" {in_words(needed)}/s"
             )
             if 0 < spec.backup_bytes_per_s < needed:
                 text += (
-                    f", but {spec.backup_bytes_per_s / MIB:.1f} MiB/s are allowed:"
+                    f", but {in_words(spec.backup_bytes_per_s)}/s are allowed:"
                     " there will be fewer backups"
                 )
         say(text)

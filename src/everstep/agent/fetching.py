@@ -19,7 +19,7 @@ from everstep.agent.transfer.channel import Cancel
 from everstep.agent.transfer.client import Client, Way
 from everstep.agent.transfer.messages import Get
 from everstep.checkpoint.format import Header
-from everstep.checkpoint.need import GIB
+from everstep.checkpoint.need import in_words
 from everstep.checkpoint.slots import OpenSlot, ShardWriter, Writer
 from everstep.model import EverstepError, Peer, Seconds
 
@@ -59,7 +59,7 @@ class Fetching:
             raise NotFetched(f"step {order.restore} could not be fetched: {error}") from error
         took_s = time.monotonic() - began
         say(
-            f"fetched {len(sizes)} shards of step {order.restore}, {sum(sizes) / GIB:.3f} GiB, from"
+            f"fetched {len(sizes)} shards of step {order.restore}, {in_words(sum(sizes))}, from"
             f" {_names(order.fetch)} in {took_s:.3f} s"
         )
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from everstep.checkpoint.need import in_words
 from everstep.model import Value
 
 UNLIMITED = 1 << 60
@@ -26,7 +27,7 @@ class Room(Value, frozen=True, kw_only=True):
     """For people: the file system, or the cgroup, that has the least room."""
 
     def __str__(self) -> str:
-        return f"{self.where} has {self.free_bytes / (1 << 30):.2f} GiB left"
+        return f"{self.where} has {in_words(self.free_bytes)} left"
 
 
 def room_in(directory: Path) -> Room:

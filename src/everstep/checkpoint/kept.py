@@ -23,7 +23,7 @@ from everstep.checkpoint import format as shards
 from everstep.checkpoint import slots
 from everstep.checkpoint.budget import room_in
 from everstep.checkpoint.format import PAGE, Expected, Header, Shard, ShardBad
-from everstep.checkpoint.need import GIB, RECEIVED, segment_bytes
+from everstep.checkpoint.need import RECEIVED, in_words, segment_bytes
 from everstep.checkpoint.slots import Held, Segment, ShardMissing, SharedMemoryTooSmall
 from everstep.model import Copy, EverstepError, Rank, Step
 from everstep.paths import kept_shm, rank_shm
@@ -104,8 +104,8 @@ class Kept:
         size = segment_bytes(header.payload_bytes)
         more = sum(size - segment.size for segment in short)
         what = (
-            f"{more / GIB:.2f} GiB more are needed for the backups of rank {header.rank}"
-            f" ({RECEIVED} x {header.payload_bytes / GIB:.3f} GiB)"
+            f"{in_words(more)} more are needed for the backups of rank {header.rank}"
+            f" ({RECEIVED} x {in_words(header.payload_bytes)})"
         )
         room = room_in(directory)
         if more > room.free_bytes:

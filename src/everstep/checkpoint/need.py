@@ -8,7 +8,6 @@ from __future__ import annotations
 from everstep.checkpoint.format import PAGE, padded
 from everstep.model import Value
 
-GIB = 1 << 30
 ROTATING = 3
 SLOTS = ROTATING + 1
 """Three that rotate and one that may be pinned."""
@@ -18,6 +17,15 @@ RECEIVED = 2
 """For each rank whose backups lie here: its machine-safe step, and the next one on its way."""
 SPARE_BYTES = 64 << 10
 """Room in each slot beyond its first payload: pickled Python objects grow by a few bytes."""
+
+
+def in_words(size: float) -> str:
+    """For people: 1536 is "1.5 KiB"."""
+    units = ("bytes", "KiB", "MiB", "GiB", "TiB")
+    power = 0
+    while size >= 1000 and power < len(units) - 1:
+        size, power = size / 1024, power + 1
+    return f"{size:.3g} {units[power]}" if size < 1000 else f"{size:.0f} {units[power]}"
 
 
 def segment_bytes(payload_bytes: int) -> int:
@@ -48,9 +56,8 @@ class Need(Value, frozen=True, kw_only=True):
         if self.backups:
             kept = f"{ROTATING} that rotate, 2 on their way to a peer, {RECEIVED} for a peer's"
         return (
-            f"{self.total_bytes / GIB:.2f} GiB ({self.slots} slots x "
-            f"{self.payload_bytes / GIB:.3f} GiB x {self.local_ranks} ranks on this machine; "
-            f"{kept})"
+            f"{in_words(self.total_bytes)} ({self.slots} slots x {in_words(self.payload_bytes)} x "
+            f"{self.local_ranks} ranks on this machine; {kept})"
         )
 
     @property

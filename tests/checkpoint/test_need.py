@@ -1,0 +1,41 @@
+"""What checkpoints take, in numbers and in words."""
+
+from __future__ import annotations
+
+import pytest
+
+from everstep.checkpoint.need import Need, in_words, segment_bytes
+
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("size", "words"),
+    [
+        (0, "0 bytes"),
+        (999, "999 bytes"),
+        (1000, "0.977 KiB"),
+        (1536, "1.5 KiB"),
+        (5 << 20, "5 MiB"),
+        (int(23.5 * GIB), "23.5 GiB"),
+        (1 << 60, "1048576 TiB"),
+    ],
+)
+def test_sizes_are_said_in_the_unit_that_fits(size: int, words: str) -> None:
+    assert in_words(size) == words
+
+
+def test_the_need_counts_what_rotates_what_is_kept_and_what_lies_here_for_others() -> None:
+    alone = Need(payload_bytes=GIB, local_ranks=2, backups=False)
+    assert alone.total_bytes == 2 * 4 * segment_bytes(GIB)
+    backed = Need(payload_bytes=GIB, local_ranks=2, backups=True)
+    assert backed.total_bytes == 2 * (3 + 2 + 2) * segment_bytes(GIB)
+    assert str(backed) == (
+        "14 GiB (7 slots x 1 GiB x 2 ranks on this machine; 3 that rotate, 2 on their way to a "
+        "peer, 2 for a peer's)"
+    )
+
+
+def test_the_advice_names_the_option_that_saves_most() -> None:
+    assert "--no-backup" in Need(payload_bytes=1, local_ranks=1, backups=True).advice
+    assert "--no-backup" not in Need(payload_bytes=1, local_ranks=1, backups=False).advice

@@ -33,6 +33,7 @@ class ShardServer:
 
     def __init__(self, listener: socket.socket, desk: Desk, say: Callable[[str], None]) -> None:
         """`listener`: bound. `say`: logs a sentence for people, from any thread."""
+        self.port = int(listener.getsockname()[1])
         self._listener = listener
         self._desk = desk
         self._say = say
@@ -40,10 +41,6 @@ class ShardServer:
         self._lock = threading.Lock()
         self._visits: set[Visit] = set()
         self._closing = False
-
-    @property
-    def port(self) -> int:
-        return int(self._listener.getsockname()[1])
 
     def start(self) -> None:
         self._listener.listen(BACKLOG)

@@ -79,6 +79,8 @@ class PolicySpec(Value, frozen=True, kw_only=True):
     """Time a machine gets to prove its old ranks gone before it is evicted (DESIGN: 10 s)."""
     start_within_s: Seconds = 60.0
     """Time from the order to fork ranks to the report that they run, cold launcher included."""
+    fetch_within_s: Seconds = 300.0
+    """Time added to that for a machine that fetches shards from peers: 300 GB at 1 GB/s."""
     recoveries_max: int = 3
     recoveries_window_s: Seconds = 1800.0
     """At most 3 recoveries in 30 minutes without progress, then a human (PAPER 12, #11)."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from everstep.actions import (
@@ -298,3 +300,11 @@ def test_a_replay_that_would_decide_more_says_so_and_does_not() -> None:
     difference = core.adopt(exited, 4.0, [])
     assert difference is not None
     assert core.state.generation == 1
+
+
+def test_a_machine_that_fetches_shards_gets_more_time_to_start() -> None:
+    story = (Path(__file__).parents[1] / "transcripts" / "backed_up.txt").read_text()
+    before, _, _ = story.partition("> 30.3 started")
+    transcript = Transcript()
+    transcript.run(before + "> 30.3 started m0\n")
+    assert transcript.core.next_deadline() == 30.2 + 60.0 + 300.0

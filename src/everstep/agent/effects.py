@@ -176,7 +176,7 @@ class Effects:
         for rank in ranks:
             slots.drop_newer(self._here.shm, rank, order.restore)
             paths.error_file(order.generation, rank).unlink(missing_ok=True)
-        await hands.shards.make_ready(order, ranks, self.policy.start_within_s)
+        await hands.shards.make_ready(order, ranks, self.policy.fetch_within_s)
         paths.rank_log(order.generation, ranks[0]).parent.mkdir(0o700, parents=True, exist_ok=True)
         hands.output.follow(order.generation, ranks, {})
         request = fork_request(self._here, order, hands.memory.term, os.environ)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from everstep.actions import StartRanks
 from everstep.core.state import Machine, Phase, State
 from everstep.model import Seconds
 
@@ -68,7 +69,9 @@ def _silent_until(state: State, machine: Machine) -> tuple[Seconds, str]:
 def _owes_until(state: State, machine: Machine) -> tuple[Seconds, str]:
     policy = state.job.policy
     if state.phase is Phase.STARTING:
-        wait_s = policy.start_within_s
+        order = state.outstanding.get(state.awaiting[machine.machine])
+        fetches = isinstance(order, StartRanks) and bool(order.fetch)
+        wait_s = policy.start_within_s + (policy.fetch_within_s if fetches else 0.0)
         return machine.ordered_at + wait_s, f"it did not start its ranks within {wait_s:g} s"
     wait_s = policy.gone_within_s + policy.agent_return_s
     return machine.ordered_at + wait_s, f"it did not stop its ranks within {wait_s:g} s"

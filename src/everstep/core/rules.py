@@ -383,7 +383,7 @@ def persist_step(d: Deciding) -> list[ControllerAction]:
     if not every or state.persist is not None or not _advancing(state):
         return []
     newest = max(state.finished_by_one, state.finished_by_all)
-    if backs_up(state) and not state.backup_failed:
+    if backs_up(state) and not _pausing(d):
         if state.safe is None or state.safe.step < state.persist_after + every:
             return []
         step, generation = state.safe.step, state.safe.generation
@@ -403,6 +403,16 @@ def persist_step(d: Deciding) -> list[ControllerAction]:
         )
         for machine in state.members()
     ]
+
+
+def _pausing(d: Deciding) -> bool:
+    """Whether a backup failed and is not due again: the time for disk copies of steps of their own.
+
+    At any other time they would take turns for ever where steps are short, and one rank would have
+    three steps to keep: the machine-safe one, the next one, and the one for the disk.
+    """
+    state = d.state
+    return state.backup_failed and state.backup is None and d.now < state.backup_not_before
 
 
 def _advancing(state: State) -> bool:

@@ -196,6 +196,9 @@ def test_the_url_of_an_ipv6_endpoint_has_brackets() -> None:
         ("--standbys -1 t.py", "--standbys -1 is negative"),
         ("--max-restarts -1 t.py", "--max-restarts -1 is negative"),
         ("--disk-every -1 t.py", "--disk-every -1 is negative"),
+        ("--backup-every 0 t.py", "--backup-every 0: give 1 or more, or --no-backup"),
+        ("--backup-rate -1 t.py", "--backup-rate -1 is negative"),
+        ("--checkpoint-dir s3://b/x t.py", "--checkpoint-dir: s3://b/x could not be opened"),
         ("--nnodes 2 --node-rank 2 t.py", "--node-rank 2 is not a position among 2 machines"),
         ("--no-python -m t", "--module names Python code and --no-python says there is none"),
         ("--rdzv-backend etcd t.py", "--rdzv-backend etcd needs a server"),
@@ -217,6 +220,25 @@ def test_what_cannot_be_is_one_sentence(words: str, sentence: str) -> None:
         made(words)
     assert str(raised.value).startswith(sentence)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "directory"),
+    [
+        ("ckpts", "/home/u/ckpts"),
+        ("/shared/ckpts", "/shared/ckpts"),
+        ("file:///shared/ckpts", "/shared/ckpts"),
+        ("memory://bucket/ckpts", "memory://bucket/ckpts"),
+    ],
+)
+def test_checkpoints_lie_at_a_path_made_absolute_or_at_a_url(given: str, directory: str) -> None:
+    assert made(f"--checkpoint-dir {given} t.py").spec.checkpoint.directory == directory
+
+
+def test_backups_are_chosen_by_flags() -> None:
+    chosen = made("--backup-every 3 --backup-rate 2 t.py").spec.checkpoint
+    assert (chosen.backup, chosen.backup_every, chosen.backup_bytes_per_s) == (True, 3, 2 << 20)
+    assert not made("--no-backup t.py").spec.checkpoint.backup
 
 
 def test_keys_of_a_rendezvous_that_is_not_there_are_noted() -> None:

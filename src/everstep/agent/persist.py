@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from pathlib import Path
 
 from everstep.actions import PersistStep
 from everstep.agent.saved import Saves
 from everstep.agent.this_machine import ThisMachine
-from everstep.checkpoint import disk
 from everstep.checkpoint.pins import pin_for_disk
+from everstep.checkpoint.tier import tier_at
 from everstep.events import PersistFailed, StepPersisted
 from everstep.model import EverstepError, Rank, Step
 
@@ -47,11 +46,11 @@ class Persisting:
     async def _persist(self, order: PersistStep, ranks: list[Rank]) -> None:
         if not ranks:
             raise NotPersisted("no rank was ever started on this machine")
-        directory = Path(self._here.spec.checkpoint.directory)
         self._pin(ranks, order.step)
+        tier = await asyncio.to_thread(tier_at, self._here.spec.checkpoint.directory)
         for rank in ranks:
             await self._saves.wait(rank, order.step, order.generation)
-            await asyncio.to_thread(disk.persist, self._here.shm, rank, order.step, directory)
+            await asyncio.to_thread(tier.persist, self._here.shm, rank, order.step)
 
     def _pin(self, ranks: list[Rank], step: Step | None) -> None:
         """Without its memory the step cannot be kept, and then it is missing below."""

@@ -268,11 +268,20 @@ _OURS = (
     _ours(
         "--checkpoint-dir",
         "DIR",
-        "Where the disk tier of the checkpoints lies, on a file system that all machines share. "
+        "Where the disk tier of the checkpoints lies, on a file system that all machines share, or "
+        "a URL that fsspec knows (s3://..., hdfs://...; needs everstep[remote]). "
         "A job that finds published steps there goes on from the newest. Default: in the job's "
         "directory, so that a new job starts anew.",
     ),
     _ours("--disk-every", "N", "Steps between two copies to disk (default 100; 0: never)."),
+    _ours(
+        "--no-backup",
+        "",
+        "Keep no copies of shards in the memory of peer machines: the loss of a machine costs the "
+        "steps since the last copy to disk.",
+    ),
+    _ours("--backup-every", "N", "Fewest steps between two copies to peers (default 10)."),
+    _ours("--backup-rate", "MIB", "Most MiB per second that one machine sends to peers (0: all)."),
     _ours("--no-fork", "", "Start every rank in a fresh interpreter: slower, but no fork."),
     _ours("--preload", "PKG", "Installed package to import before ranks are forked.", many=True),
     _ours("--detach", "", "Start the job and return; see `everstep attach`."),
@@ -319,6 +328,9 @@ class RunFlags(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     state_dir: str | None = None
     checkpoint_dir: str | None = None
     disk_every: int = 100
+    no_backup: bool = False
+    backup_every: int = 10
+    backup_rate: int = 0
     no_fork: bool = False
     preload: tuple[str, ...] = ()
     detach: bool = False

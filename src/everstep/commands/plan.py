@@ -12,6 +12,7 @@ import re
 from enum import StrEnum
 from pathlib import Path
 
+from everstep.checkpoint.tier import FILE, TierFailed, is_url, tier_at
 from everstep.commands.flags import RunFlags
 from everstep.model import CheckpointSpec, JobId, JobSpec, PolicySpec, UserError, Value
 
@@ -175,10 +176,13 @@ def _check(flags: RunFlags) -> None:
     for name, value in (
         ("--standbys", flags.standbys),
         ("--disk-every", flags.disk_every),
+        ("--backup-rate", flags.backup_rate),
         ("--max-restarts", flags.max_restarts or 0),
     ):
         if value < 0:
             raise UserError(f"{name} {value} is negative: give 0 or more.")
+    if flags.backup_every < 1:
+        raise UserError(f"--backup-every {flags.backup_every}: give 1 or more, or --no-backup.")
     if flags.rdzv_backend not in ("static", "c10d"):
         raise UserError(
             f"--rdzv-backend {flags.rdzv_backend} needs a server that everstep does not: leave the "
@@ -193,7 +197,6 @@ def _spec(flags: RunFlags, facts: HostFacts, *, name: JobId, nnodes: int, local:
             f"--node-rank {flags.node_rank} is not a position among {nnodes} machines: give 0 to "
             f"{nnodes - 1}; positions count machines, not ranks."
         )
-    default_dir = Path(facts.state_dir) / name / "checkpoints"
     policy = PolicySpec()
     if flags.max_restarts is not None:
         policy = PolicySpec(recoveries_max=flags.max_restarts)
@@ -212,11 +215,26 @@ def _spec(flags: RunFlags, facts: HostFacts, *, name: JobId, nnodes: int, local:
         local=local,
         env=_rank_environment(flags, name),
         checkpoint=CheckpointSpec(
-            directory=str(Path(facts.working_dir) / (flags.checkpoint_dir or default_dir)),
+            directory=_checkpoint_dir(flags, facts, name),
             disk_every=flags.disk_every,
+            backup=not flags.no_backup,
+            backup_every=flags.backup_every,
+            backup_bytes_per_s=float(flags.backup_rate << 20),
         ),
         policy=policy,
     )
+
+
+def _checkpoint_dir(flags: RunFlags, facts: HostFacts, name: JobId) -> str:
+    """A URL for fsspec as it is, if its store's package is here; a path made absolute."""
+    directory = flags.checkpoint_dir or str(Path(facts.state_dir) / name / "checkpoints")
+    if not is_url(directory):
+        return str(Path(facts.working_dir) / directory.removeprefix(FILE))
+    try:
+        tier_at(directory)
+    except TierFailed as error:
+        raise UserError(f"--checkpoint-dir: {error}") from error
+    return directory
 
 
 def _rank_environment(flags: RunFlags, name: JobId) -> dict[str, str]:

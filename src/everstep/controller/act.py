@@ -10,7 +10,6 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from everstep.actions import (
@@ -27,7 +26,7 @@ from everstep.actions import (
     PublishStep,
     RequestMachines,
 )
-from everstep.checkpoint.disk import publish
+from everstep.checkpoint.tier import tier_at
 from everstep.cluster.base import Cluster, RequestRefused
 from everstep.controller.agents import Agents
 from everstep.controller.incoming import Incoming
@@ -42,7 +41,7 @@ from everstep.events import (
     StepPublished,
 )
 from everstep.journal import Journal
-from everstep.model import EverstepError
+from everstep.model import EverstepError, Published
 
 ANSWERED_WITHIN_S = 0.1
 """Who asks the controller to kill itself hears before that the request was accepted."""
@@ -128,14 +127,9 @@ class Hands:
         """In a thread: the directory may lie on a slow file system that all machines share."""
         spec = self._core.state.job
         try:
-            await asyncio.to_thread(
-                publish,
-                Path(spec.checkpoint.directory),
-                action.step,
-                generation=action.generation,
-                world_size=spec.world_size,
-                keep=spec.checkpoint.keep,
-            )
+            tier = await asyncio.to_thread(tier_at, spec.checkpoint.directory)
+            entry = Published(step=action.step, generation=action.generation)
+            await asyncio.to_thread(tier.publish, entry, spec.world_size, spec.checkpoint.keep)
             reason = ""
         except (EverstepError, OSError) as error:
             reason = str(error)

@@ -14,7 +14,7 @@ from enum import Enum, auto
 from pathlib import Path
 
 from everstep import __version__
-from everstep.checkpoint.disk import published
+from everstep.checkpoint.tier import tier_at
 from everstep.cluster.base import Cluster, JoiningHosts, Journalled
 from everstep.controller import views
 from everstep.controller.act import Hands
@@ -104,7 +104,7 @@ class Controller:
         """The first facts of a term, before any agent or person may say something."""
         self._cluster.watch(self._report)
         if self._journal.next_seq == 1:
-            known = tuple(published(Path(self._spec.checkpoint.directory)))
+            known = tuple(tier_at(self._spec.checkpoint.directory).published())
             submitted = JobSubmitted(spec=self._spec, published=known)
             self._loop.take(Incoming(submitted), self._hands.act)
         started = ControllerStarted(term=self._journal.term, version=__version__)

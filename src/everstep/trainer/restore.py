@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
-from everstep.checkpoint import disk, slots
+from everstep.checkpoint import slots
 from everstep.checkpoint.capture import Stateful
 from everstep.checkpoint.format import Expected, Shard, ShardBad
 from everstep.checkpoint.load import DoesNotFit, Loader
 from everstep.checkpoint.slots import ShardLost, ShardMissing
+from everstep.checkpoint.tier import TierFailed, tier_at
 from everstep.model import NO_STEP, EverstepError, Rank, Step, Value
 from everstep.trainer.checkpoint import CheckpointUnusable
 from everstep.trainer.context import AttachContext
@@ -55,7 +56,7 @@ def restore_state(
         try:
             loader = Loader(_verified(open_copy(context, expected)))
             loader.load(state)
-        except (ShardMissing, ShardLost) as error:
+        except (ShardMissing, ShardLost, TierFailed) as error:
             reasons.append(str(error))
         except ShardBad as error:
             reasons.append(str(error))
@@ -115,7 +116,7 @@ def _from_memory(context: AttachContext, expected: Expected) -> Shard:
 
 
 def _from_disk(context: AttachContext, expected: Expected) -> Shard:
-    return disk.read(Path(context.checkpoint_dir), expected)
+    return tier_at(context.checkpoint_dir).read(expected)
 
 
 def _drop_from_memory(context: AttachContext) -> None:
@@ -123,4 +124,4 @@ def _drop_from_memory(context: AttachContext) -> None:
 
 
 def _drop_from_disk(context: AttachContext) -> None:
-    disk.withdraw(Path(context.checkpoint_dir), context.restore)
+    tier_at(context.checkpoint_dir).withdraw(context.restore)

@@ -1,4 +1,4 @@
-"""Runs one seed: faults first, then calm, and then the job must end well within a bound.
+"""Runs one world: faults first, then calm, and then the job must end well within a bound.
 
 Safety is judged at every step of the run (truth.py), liveness here.
 """
@@ -12,7 +12,7 @@ from everstep.core.invariants import InvariantBroken, must
 from everstep.model import Seconds, Value
 from everstep.sim.ground import BEGINS_AT
 from everstep.sim.nemesis import Nemesis
-from everstep.sim.options import Options, draw
+from everstep.sim.options import Options
 from everstep.sim.world import World
 
 
@@ -35,9 +35,11 @@ class RunFailed(InvariantBroken):
     """A run that broke a promise; the message says how to see it again."""
 
 
-def run(seed: int, tell: Callable[[str], None] = lambda _: None) -> Report:
-    """Run this seed; `tell` hears every record and every fault. Raises RunFailed."""
-    options = draw(seed)
+def run(options: Options, tell: Callable[[str], None] = lambda _: None) -> Report:
+    """Run it; `tell` hears every record and every fault. Raises RunFailed.
+
+    What run(draw(seed)) reports depends on the seed alone, in any process on any machine.
+    """
     world = World(options, tell)
     nemesis = Nemesis(world)
     try:
@@ -45,10 +47,10 @@ def run(seed: int, tell: Callable[[str], None] = lambda _: None) -> Report:
         _judge(world, nemesis)
     except (InvariantBroken, AssertionError) as problem:
         raise RunFailed(
-            f"seed {seed}, at {world.ground.schedule.now - BEGINS_AT:.3f} s: {problem}\n"
-            f"again: python -m everstep.sim --seed {seed}"
+            f"seed {options.seed}, at {world.ground.schedule.now - BEGINS_AT:.3f} s: {problem}\n"
+            f"again: python -m everstep.sim --seed {options.seed}"
         ) from problem
-    return _report(world, seed)
+    return _report(world)
 
 
 def _live(world: World, options: Options) -> None:
@@ -96,11 +98,11 @@ def _may_fail(world: World, finish: FinishJob) -> bool:
     return loops or "in two generations in a row" in finish.why
 
 
-def _report(world: World, seed: int) -> Report:
+def _report(world: World) -> Report:
     watch, ground = world.ground.truth.watch, world.ground
     assert watch.finish is not None
     return Report(
-        seed=seed,
+        seed=ground.options.seed,
         outcome=watch.finish.outcome,
         virtual_s=ground.schedule.now - BEGINS_AT,
         records=watch.seq,

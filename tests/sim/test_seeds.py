@@ -15,10 +15,11 @@ import everstep.sim.loop
 from everstep.actions import Outcome
 from everstep.core.agent import AgentCore
 from everstep.core.controller import ControllerCore
+from everstep.core.ettr import Owner
 from everstep.core.restore import Choice, choose
 from everstep.model import Copy, PolicySpec, Published, Rank, RankStatus, Step
 from everstep.sim.__main__ import main
-from everstep.sim.options import Harm, Network, Options, draw
+from everstep.sim.options import SLOWNESS, Harm, Network, Options, Script, draw
 from everstep.sim.run import RunFailed, run
 from everstep.wire import Link
 
@@ -77,6 +78,7 @@ def mild(seed: int, *harms: Harm) -> Options:
         options,
         spec=msgspec.structs.replace(options.spec, policy=PolicySpec()),
         network=Network(latency_s=0.001, loss=0.0, doubled=0.0, reordered=False, noticed_s=1.0),
+        script=Script.TRAINS,
         harms=harms,
         killed_in_turn=0.05 if Harm.KILL_CONTROLLER in harms else 0.0,
     )
@@ -101,6 +103,17 @@ def test_ranks_that_die_cost_no_machine() -> None:
     for seed in range(12):
         report = run(mild(seed, Harm.KILL_RANK, Harm.FAIL_RANK))
         assert report.evictions == 0, report
+
+
+@pytest.mark.parametrize("harm", [None, Harm.KILL_AGENT, Harm.KILL_RANK, Harm.LOSE_MACHINE])
+def test_the_time_account_agrees_with_what_really_happened(harm: Harm | None) -> None:
+    """As far as it can be known: what happened unseen is found out to within a step or two."""
+    for seed in range(12):
+        options = mild(seed, *[harm] if harm else [])
+        report = run(options)
+        known_within_s = 3.0 + options.step_s * SLOWNESS * report.generations
+        training_s = report.account[Owner.TRAINING]
+        assert training_s == pytest.approx(report.trained_s, rel=0.05, abs=known_within_s), report
 
 
 # --- the judges can see --------------------------------------------------------------------------

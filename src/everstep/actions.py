@@ -187,6 +187,7 @@ ControllerAction = Order | Decision
 DURABLE = (
     BeginGeneration,
     StartRanks,
+    PublishStep,
     EvictMachine,
     RequestMachines,
     FinishJob,

@@ -56,7 +56,8 @@ class CheckpointSpec(Value, frozen=True, kw_only=True):
     disk_every: int = 100
     """Steps between two disk copies: what the loss of a machine may cost. 0 turns it off."""
     keep: int = 2
-    """Published steps kept on disk. Two, so that a torn newest one leaves a whole older one."""
+    """Published steps kept on disk. Two at least: a torn newest one leaves a whole older one, and
+    what the controller restores is still there while the next one is being published."""
 
 
 class PolicySpec(Value, frozen=True, kw_only=True):

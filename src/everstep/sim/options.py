@@ -116,7 +116,7 @@ def draw(seed: int) -> Options:
         checkpoint=CheckpointSpec(
             directory="/checkpoints",
             disk_every=rng.choice([0, 5, 10, 20]),
-            keep=rng.choice([1, 2, 2, 3]),
+            keep=rng.choice([2, 2, 3]),
         ),
         policy=_policy(rng),
     )
@@ -182,7 +182,9 @@ def _policy(rng: Random) -> PolicySpec:
         recoveries_max=rng.choice([3, MANY, MANY, MANY]),
         recoveries_window_s=rng.choice([100.0, 1800.0]),
         proven_after_steps=rng.choice([1, 10]),
-        proven_after_s=rng.choice([5.0, 60.0]),
+        # Longer than a script takes to its first step, else one that always raises before it
+        # counts as proven, and is restarted again and again.
+        proven_after_s=rng.choice([30.0, 60.0]),
         settle_s=rng.choice([0.0, 2.0]),
         gather_s=rng.choice([0.0, 3.0]),
         early_exit_s=rng.choice([5.0, 60.0]),

@@ -21,6 +21,7 @@ from everstep.actions import (
     StopRanks,
 )
 from everstep.core.ettr import Owner
+from everstep.core.guards import UNUSABLE
 from everstep.core.state import Failure, Machine, Phase, State
 from everstep.events import (
     ControllerEvent,
@@ -279,6 +280,9 @@ def _rank_exited(state: State, event: RankExited, now: Seconds) -> None:
         last_lines=event.last_lines,
     )
     _fail(state, failure)
+    if event.error is not None and event.error.kind == UNUSABLE:
+        bad = Published(step=state.restored, generation=state.restored_generation)
+        state.published = [entry for entry in state.published if entry != bad]
 
 
 def _owns(state: State, name: MachineId, rank: Rank) -> bool:

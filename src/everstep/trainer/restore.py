@@ -16,7 +16,7 @@ from everstep.checkpoint.format import Expected, Shard, ShardBad
 from everstep.checkpoint.load import DoesNotFit, Loader
 from everstep.checkpoint.slots import ShardLost, ShardMissing
 from everstep.model import NO_STEP, EverstepError, Step, Value
-from everstep.trainer.checkpoint import CheckpointUnusable
+from everstep.trainer.checkpoint import CheckpointDoesNotFit, CheckpointUnusable
 from everstep.trainer.context import AttachContext
 from everstep.trainer.notices import NoticeKind, Notices
 
@@ -58,7 +58,7 @@ def restore_state(
                 NoticeKind.COPY_BAD, f"a copy in {name} was dropped: {error}", expected.step
             )
         except DoesNotFit as error:
-            raise CheckpointUnusable(str(error)) from error
+            raise CheckpointDoesNotFit(str(error)) from error
         else:
             took_s = time.monotonic() - began_s
             text = f"restored step {expected.step} from {name} in {took_s:.3f} s"

@@ -1,7 +1,8 @@
 """Ends what is left of older generations on this machine, and proves it gone.
 
 Gone means: every rank of an older generation, everything it started (data loaders, compilers, shell
-pipelines), and whatever else hangs below the keeper and is not agent or launcher. Zombies are gone:
+pipelines), and whatever else hangs below the keeper: not agent, launcher and what it has parked, which
+has run nothing of the user. Zombies are gone:
 they hold nothing but their pid. Used by the shell for KillRanks and before it leaves.
 """
 
@@ -90,6 +91,9 @@ class Ending:
         for name in SERVICES:
             service = read_pid_file(self._here.paths.pid_file(name))
             if service is not None:
+                # In the launcher's session are the ranks that it has parked: they ran nothing yet.
+                # A rank leaves it before it is one, and no fork is under way (settle).
+                spared |= {pid for pid, entry in table.items() if entry.session == service.pid}
                 spared.add(service.pid)
         roots = {
             pid

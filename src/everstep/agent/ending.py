@@ -1,9 +1,9 @@
 """Ends what is left of older generations on this machine, and proves it gone.
 
 Gone means: every rank of an older generation, everything it started (data loaders, compilers, shell
-pipelines), and whatever else hangs below the keeper: not agent, launcher and what it has parked, which
-has run nothing of the user. Zombies are gone:
-they hold nothing but their pid. Used by the shell for KillRanks and before it leaves.
+pipelines), and whatever else hangs below the keeper. Spared are agent, launcher and the ranks that
+it has parked, which ran nothing of the user's. Zombies are gone: they hold nothing but their pid.
+Used by the shell for KillRanks and before it leaves.
 """
 
 from __future__ import annotations

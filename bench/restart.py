@@ -29,8 +29,8 @@ from everstep.events import RankExited, RanksStopped
 from everstep.journal.records import Reader, Record
 from everstep.journal.snapshots import RECORDS
 
-KILL_AFTER = 30
-"""Steps before the kill: past the first ones, which are slower."""
+KILL_AFTER = 100
+"""Steps before the kill: past the first second, which is busy with what comes after a start."""
 PROVEN = 12
 """Steps between two restarts in a row: an incident is closed after 10."""
 SCRIPT_EVENTS = {

@@ -71,7 +71,7 @@ def test_a_run_does_not_depend_on_how_python_hashes() -> None:
 # --- what costs nothing --------------------------------------------------------------------------
 
 
-def mild(seed: int, *harms: Harm) -> Options:
+def mild(seed: int, *harms: Harm, away_s: float = 3.0) -> Options:
     """A world in which only this is done, with the policies' own numbers."""
     options = draw(seed)
     return msgspec.structs.replace(
@@ -80,15 +80,17 @@ def mild(seed: int, *harms: Harm) -> Options:
         network=Network(latency_s=0.001, loss=0.0, doubled=0.0, reordered=False, noticed_s=1.0),
         script=Script.TRAINS,
         harms=harms,
+        away_s=away_s,
         killed_in_turn=0.05 if Harm.KILL_CONTROLLER in harms else 0.0,
     )
 
 
 @pytest.mark.parametrize("harm", [None, Harm.KILL_CONTROLLER, Harm.RIVAL_CONTROLLER])
-def test_a_job_whose_controllers_die_is_undisturbed(harm: Harm | None) -> None:
+@pytest.mark.parametrize("away_s", [3.0, 200.0])
+def test_a_job_whose_controllers_die_is_undisturbed(harm: Harm | None, away_s: float) -> None:
     """One generation to train, one to end; nobody is evicted and nothing is done again."""
-    for seed in range(12):
-        report = run(mild(seed, *[harm] if harm else []))
+    for seed in range(8):
+        report = run(mild(seed, *[harm] if harm else [], away_s=away_s))
         assert (report.outcome, report.generations) == (Outcome.FINISHED, 2), report
         assert report.evictions == 0, report
 

@@ -112,6 +112,7 @@ def _await(state: State, action: StopRanks | StartRanks, now: Seconds) -> None:
 def _start_ranks(state: State, action: StartRanks, now: Seconds) -> None:
     """The first of a generation's orders also fixes what the history is from here on."""
     _await(state, action, now)
+    state.machines[action.machine].start_ordered = state.last_started = action.generation
     if state.phase is Phase.STARTING:
         return
     _settle_history(state)

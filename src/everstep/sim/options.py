@@ -86,6 +86,8 @@ class Options(Value, frozen=True, kw_only=True):
     harm_every_s: Seconds
     safety_s: Seconds
     """How long faults are allowed; then all is healed, and the job must end well."""
+    away_s: Seconds
+    """How long at most a killed controller stays away."""
     killed_in_turn: float
     """Chance that a controller dies at one of the points inside its turn."""
     hang: float
@@ -140,6 +142,7 @@ def draw(seed: int) -> Options:
         harms=harms,
         harm_every_s=rng.choice([2.0, 5.0, 15.0]),
         safety_s=rng.uniform(0.2, 1.0) * steps * step_s + 10.0,
+        away_s=rng.choice([3.0, 3.0, 60.0]),
         killed_in_turn=rng.choice([0.0, 0.0, 0.01, 0.05]),
         # Ranks that wait for ever for one that ended well are not this step's matter.
         hang=0.0 if script is Script.QUITS_EARLY else rng.choice([0.0, 0.5, 1.0]),

@@ -11,6 +11,7 @@ from everstep.sim.controller import Controller
 from everstep.sim.ground import Ground
 from everstep.sim.options import Options
 
+BACK_S: Seconds = 3.0
 LOOKED_AFTER_EVERY_S: Seconds = 10.0
 
 
@@ -37,7 +38,9 @@ class World:
 
     def _controller_died(self) -> None:
         """Its keeper starts the next one, unless there is one already."""
-        self.ground.schedule.after(self.ground.rng.uniform(0.2, 3.0), self._restart_controller)
+        longest_s = BACK_S if self.ground.calm else self.ground.options.away_s
+        away_s = self.ground.rng.uniform(0.2, longest_s)
+        self.ground.schedule.after(away_s, self._restart_controller)
 
     def _restart_controller(self) -> None:
         if not self.controller.alive:

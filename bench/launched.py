@@ -145,6 +145,11 @@ class Job:
             for rank in range(RANKS)
         )
 
+    def ends_since(self, begun_ns: int) -> list[int]:
+        """When rank 0 finished its steps since then, in nanoseconds."""
+        marks = self._marks_of(0)
+        return [m.at_ns for m in marks if m.event == "step" and m.at_ns > begun_ns]
+
     def wait_steps(self, restart: int, count: int) -> None:
         self.wait(lambda: self.steps(restart) >= count, f"{count} steps after {restart} restarts")
 

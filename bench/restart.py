@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -29,8 +30,12 @@ from everstep.events import RankExited, RanksStopped
 from everstep.journal.records import Reader, Record
 from everstep.journal.snapshots import RECORDS
 
-KILL_AFTER = 30
-"""Steps before the kill: past the first ones, which are slower."""
+KILL_AFTER = 100
+"""Steps before the kill: past the first second, which is busy with what comes after a start."""
+SETTLED = 30
+"""Steps before a job's step time counts."""
+WOKEN = 3
+"""Steps at the start of a turn that do not count: the job was stopped in the middle of one."""
 PROVEN = 12
 """Steps between two restarts in a row: an incident is closed after 10."""
 SCRIPT_EVENTS = {
@@ -49,14 +54,14 @@ class Plan(NamedTuple):
 
     rounds: int
     rival_rounds: int
+    """Of NVIDIA's launcher, which is much like torchrun."""
     restarts: int
     turns: int
     turn_s: float
-    install: bool
 
 
-QUICK = Plan(rounds=1, rival_rounds=1, restarts=5, turns=6, turn_s=0.7, install=False)
-WHOLE = Plan(rounds=5, rival_rounds=2, restarts=20, turns=24, turn_s=1.5, install=True)
+QUICK = Plan(rounds=1, rival_rounds=0, restarts=5, turns=10, turn_s=0.4)
+WHOLE = Plan(rounds=5, rival_rounds=2, restarts=20, turns=40, turn_s=1.0)
 
 
 class Restart(NamedTuple):
@@ -74,8 +79,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="everstep-bench-") as name:
         directory = Path(name)
         rows = compared(plan, directory)
-        rows += in_a_row(plan, directory)
-        rows += undisturbed(plan, directory)
+        rows += alone(plan, directory)
     report(rows, args.json)
 
 
@@ -88,12 +92,13 @@ def compared(plan: Plan, directory: Path) -> list[Row]:
         "everstep": lambda path: Everstep(path, save=True),
         "torchrun": lambda path: Torchrun(path, save=True),
     }
-    reason = ""
-    try:
-        package = nvrx(install=plan.install)
-        makes["nvrx"] = lambda path: Nvrx(path, package)
-    except RivalMissing as missing:
-        reason = str(missing)
+    reason = "left out by --quick"
+    if plan.rival_rounds:
+        try:
+            package = nvrx()
+            makes["nvrx"] = lambda path: Nvrx(path, package)
+        except RivalMissing as missing:
+            reason = str(missing)
     found: dict[str, list[Restart]] = {name: [] for name in makes}
     for number in range(plan.rounds):
         for name, make in makes.items():
@@ -117,7 +122,7 @@ def comparison(found: dict[str, list[Restart]], reason: str) -> list[Row]:
     return [
         Row("everstep_s", everstep_s, at_most=0.5, note=spread),
         Row("torchrun_s", torchrun_s, note=f"the same, {shown(found['torchrun'])}"),
-        Row("nvrx_s", nvrx_s, note=reason or f"the same, {shown(found['nvrx'])}"),
+        Row("nvrx_s", nvrx_s, note=f"the same, {shown(found['nvrx'])}" if nvrx_s else reason),
         Row("ratio", torchrun_s / everstep_s, at_least=20, note="torchrun_s / everstep_s"),
         Row("phases", typical.phases, note=f"of the median restart, sum {typical.total_s:.3f} s"),
         Row("steps_lost_max", max(lost), at_most=1, note="everstep; without a checkpoint: all"),
@@ -181,70 +186,69 @@ def latest(marks: list[Mark]) -> int:
     return max(mark.at_ns for mark in marks)
 
 
-# --- twenty in a row -----------------------------------------------------------------------------
+# --- everstep alone ------------------------------------------------------------------------------
 
 
-def in_a_row(plan: Plan, directory: Path) -> list[Row]:
+def alone(plan: Plan, directory: Path) -> list[Row]:
+    """What it costs when nothing happens; then one of these jobs is restarted in a row."""
+    with Everstep(directory / "s", save=True) as saving:
+        saving.wait_steps(0, SETTLED)
+        saving.pause()
+        rows = undisturbed(plan, directory, saving)
+        saving.resume()
+        return rows + in_a_row(plan, saving)
+
+
+def in_a_row(plan: Plan, job: Job) -> list[Row]:
     """Restart the same job again and again; counts until the first one that fails."""
     restarts: list[Restart] = []
-    with Everstep(directory / "row", save=True) as job:
-        try:
-            for number in range(plan.restarts):
-                job.wait_steps(job.restarts(), PROVEN)
-                restarts.append(kill_and_wait(job, rank=number % RANKS))
-        except Stuck as stuck:
-            say(f"restart {len(restarts) + 1} failed: {stuck}")
-    say(f"{len(restarts)} restarts in a row: {shown(restarts)}")
+    try:
+        for number in range(plan.restarts):
+            job.wait_steps(job.restarts(), PROVEN)
+            restarts.append(kill_and_wait(job, rank=number % RANKS))
+    except Stuck as stuck:
+        say(f"restart {len(restarts) + 1} failed: {stuck}")
+    longest = max((restart.total_s for restart in restarts), default=None)
+    note = shown(restarts) if restarts else "none succeeded"
     return [
-        Row("restarts_in_a_row_ok", len(restarts), at_least=plan.restarts, note=shown(restarts)),
-        Row("restarts_in_a_row_max_s", max(restart.total_s for restart in restarts)),
+        Row("restarts_in_a_row_ok", len(restarts), at_least=plan.restarts, note=note),
+        Row("restarts_in_a_row_max_s", longest),
     ]
 
 
-# --- undisturbed ---------------------------------------------------------------------------------
-
-
-def undisturbed(plan: Plan, directory: Path) -> list[Row]:
+def undisturbed(plan: Plan, directory: Path, saving: Job) -> list[Row]:
     """Step time of three jobs that take turns: torchrun, everstep, everstep with saves."""
-    jobs: list[Job] = [
-        Torchrun(directory / "t", save=False),
-        Everstep(directory / "e", save=False),
-        Everstep(directory / "s", save=True),
-    ]
+    jobs = [Torchrun(directory / "t", save=False), Everstep(directory / "e", save=False)]
     with ExitStack() as stack:
         for job in jobs:
             stack.enter_context(job)
-            job.wait_steps(0, KILL_AFTER)
+            job.wait_steps(0, SETTLED)
             job.pause()
-        turns = [[turn(job, plan.turn_s) for job in jobs] for _ in range(plan.turns)]
+        turns = [[turn(job, plan.turn_s) for job in (*jobs, saving)] for _ in range(plan.turns)]
         for job in jobs:
             job.resume()
-    torchrun, everstep, saving = ([row[index] for row in turns] for index in range(3))
+    torchrun, everstep, saved = ([row[index] for row in turns] for index in range(3))
     overhead = median(e / t for e, t in zip(everstep, torchrun, strict=True)) - 1
-    adds = median(s / e for s, e in zip(saving, everstep, strict=True)) - 1
+    adds = median(s / e for s, e in zip(saved, everstep, strict=True)) - 1
     of = f"median of {plan.turns} pairs"
     return [
         Row("step_s_torchrun", median(torchrun), note="checkpoints off"),
         Row("step_s_everstep", median(everstep), note="checkpoints off"),
-        Row("step_s_everstep_saving", median(saving), note="a checkpoint every step"),
+        Row("step_s_everstep_saving", median(saved), note="a checkpoint every step"),
         Row("step_time_overhead", overhead, at_most=0.02, note=f"over torchrun, {of}"),
         Row("every_step_save_adds", adds, note=f"over everstep without, {of}"),
     ]
 
 
 def turn(job: Job, turn_s: float) -> float:
-    """Let one job run for a while; its mean time per step, without the steps at the edges."""
+    """Let one job run for a while; the usual time of a step, the first few left out."""
     begun_ns = time.monotonic_ns()
     job.resume()
     time.sleep(turn_s)
-    ended_ns = time.monotonic_ns()
+    job.wait(lambda: len(job.ends_since(begun_ns)) > 2 * WOKEN, "steps in its turn")
     job.pause()
-    ends = [
-        mark.at_ns
-        for mark in job.marks()
-        if mark.rank == 0 and mark.event == "step" and begun_ns < mark.at_ns < ended_ns
-    ][1:]
-    return (ends[-1] - ends[0]) / (len(ends) - 1) / 1e9
+    ends = job.ends_since(begun_ns)[WOKEN:]
+    return median(later - earlier for earlier, later in pairwise(ends)) / 1e9
 
 
 def say(line: str) -> None:

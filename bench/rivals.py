@@ -19,13 +19,14 @@ class RivalMissing(Exception):
     """The rival is not here; the message is the reason to print beside its empty figure."""
 
 
-def nvrx(*, install: bool) -> Path:
-    """The directory to put on PYTHONPATH for NVIDIA's launcher. RivalMissing if it cannot be."""
+def nvrx() -> Path:
+    """The directory to put on PYTHONPATH for NVIDIA's launcher, which is installed if need be.
+
+    RivalMissing if it cannot be.
+    """
     directory = HOME / NVRX.replace("==", "-")
     if (directory / "nvidia_resiliency_ext").is_dir():
         return directory
-    if not install:
-        raise RivalMissing(f"{NVRX} is installed by a run without --quick")
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps"]
     command += ["--target", str(directory), NVRX, *NVRX_NEEDS]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)

@@ -351,7 +351,7 @@ class Demo:
             raise Broken(f"the trained parameters differ: {digests}")
         self._show.say(
             f"\nAll {self._steps} losses and the trained parameters are those of the undisturbed "
-            f"run, bit for bit ({self._losses.again} steps were done again).\n"
+            f"run, bit for bit (steps done again: {self._losses.again}).\n"
         )
 
     def clean(self) -> None:

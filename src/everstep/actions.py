@@ -208,6 +208,7 @@ ControllerAction = Order | Decision
 DURABLE = (
     BeginGeneration,
     StartRanks,
+    PublishStep,
     EvictMachine,
     RequestMachines,
     FinishJob,

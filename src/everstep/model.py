@@ -63,7 +63,8 @@ class CheckpointSpec(Value, frozen=True, kw_only=True):
     backup_bytes_per_s: float = 0.0
     """Most bytes per second that one machine sends for backups; 0: as many as the network takes."""
     keep: int = 2
-    """Published steps kept on disk. Two, so that a torn newest one leaves a whole older one."""
+    """Published steps kept on disk. Two at least: a torn newest one leaves a whole older one, and
+    what the controller restores is still there while the next one is being published."""
 
 
 class PolicySpec(Value, frozen=True, kw_only=True):

@@ -18,7 +18,7 @@ from everstep.cluster.keepers import command, machine_keeper
 from everstep.files import read_json, write_atomically
 from everstep.model import CheckpointSpec, Generation, JobId, JobSpec, MachineId
 from everstep.paths import JobPaths, MachineSetup, shm_dir
-from everstep.processes import read_pid_file
+from everstep.processes import read_pid_file, snapshot
 
 _Found = TypeVar("_Found")
 DEADLINE_S = 30.0
@@ -135,6 +135,20 @@ class Job:
             return found.pid if found is not None and found.pid != other_than else None
 
         return wait_for(f"a {service} other than {other_than}", look)
+
+    def parked(self, count: int = 2) -> set[int]:
+        """Waits until the launcher has forked so many ranks ahead of time; their pids."""
+        launcher, keeper = self.pid("launcher"), self.pid("keeper")
+
+        def look() -> set[int] | None:
+            found = {
+                pid
+                for pid, entry in snapshot().items()
+                if (entry.parent, entry.session) == (keeper, launcher) and pid != launcher
+            }
+            return found if len(found) == count else None
+
+        return wait_for(f"{count} parked ranks", look)
 
     def script(self, name: str, text: str) -> Path:
         path = self.work / name

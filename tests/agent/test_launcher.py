@@ -23,7 +23,7 @@ from everstep.agent.fork import ForkReply, ForkRequest, RankPlan
 from everstep.model import Rank
 from everstep.processes import identify
 from everstep.trainer.heartbeat import SlotReader
-from tests.agent.support import Job, Ran, ask_launcher, exit_status, wait_for
+from tests.agent.support import Job, Ran, ask_launcher, exit_status, is_running, wait_for
 
 pytestmark = pytest.mark.torch
 
@@ -488,6 +488,28 @@ def test_open_device_files_are_seen(tmp_path: Path) -> None:
     assert warm_module.open_files_below(f"{tmp_path}/nvidia") == []
 
 
+# --- forked ahead of time ------------------------------------------------------------------------
+
+
+def test_ranks_are_those_that_wait_already(warm: Warm) -> None:
+    warm.job.script(
+        "script.py", "import os; print(os.environ['RANK'], os.getsid(0) == os.getpid())"
+    )
+    parked = warm.job.parked()
+    request = warm.request("script.py", ranks=2)
+    reply = warm.fork(request)
+    assert {forked.pid for forked in reply.ranks} == parked
+    assert [warm.end_of(request, reply, rank).output for rank in (0, 1)] == ["0 True\n", "1 True\n"]
+
+
+def test_a_lost_parked_rank_is_replaced_and_costs_nothing_but_time(warm: Warm) -> None:
+    warm.job.script("script.py", "import os; print(os.environ['RANK'])")
+    parked = warm.job.parked()
+    os.kill(max(parked), signal.SIGKILL)
+    assert [ran.output for ran in warm.run("script.py", ranks=2)] == ["0\n", "1\n"]
+    assert not warm.job.parked() & parked
+
+
 # --- kills ---------------------------------------------------------------------------------------
 
 
@@ -502,8 +524,10 @@ def test_a_killed_launcher_disturbs_no_rank_and_the_next_one_serves(warm: Warm) 
     )
     request = warm.request("script.py", ranks=2)
     reply = warm.fork(request)
+    parked = warm.job.parked()
     launcher = warm.job.pid("launcher")
     os.kill(launcher, signal.SIGKILL)
+    wait_for("the end of its parked ranks", lambda: not any(map(is_running, parked)))
     warm.job.pid("launcher", other_than=launcher)
     (warm.job.work / "go").touch()
     for rank in range(2):

@@ -62,6 +62,22 @@ def test_twenty_kills_in_a_row_are_twenty_good_restarts(job: tuple[Job, FakeCont
     assert len(ports) == KILLS
 
 
+def test_ranks_forked_ahead_outlive_the_proof_that_old_ranks_are_gone(
+    job: tuple[Job, FakeController],
+) -> None:
+    machine, controller = job
+    machine.script("train.py", SCRIPT)
+    controller.start_ranks(machine.next_generation())
+    parked = machine.parked()
+    generation = machine.next_generation()
+    controller.start_ranks(generation)
+    slots = SlotReader(machine.shm / "heartbeat", 2)
+    beats = [beat for beat in slots.read() if beat is not None]
+    slots.close()
+    assert {beat.pid for beat in beats} == parked
+    assert {beat.generation for beat in beats} == {generation}
+
+
 def _first_line(machine: Job, generation: Generation, rank: Rank) -> list[str]:
     log = machine.machine.rank_log(generation, rank)
     return wait_for(f"rank {rank} of generation {generation}", lambda: lines(log))[0].split()

@@ -226,6 +226,17 @@ def test_a_later_save_sees_tensors_that_came_went_and_moved() -> None:
         assert all(same_bits(back.value[name], value[name]) for name in value)
 
 
+def test_a_tensor_that_grows_moves_those_after_it_in_the_shard() -> None:
+    after = torch.arange(100.0)
+    box = Box([torch.ones(3), after])
+    capture = Capture({"it": box}, Guard({"it": box}, explicit_wait=False))
+    for size in (3, 1000, 1000, 2):
+        box.value = [torch.ones(size), after]
+        back = Box()
+        Loader(shard_of(capture.snapshot(Step(1)))).load({"it": back})
+        assert all(same_bits(*pair) for pair in zip(back.value, box.value, strict=True))
+
+
 # --- loading -------------------------------------------------------------------------------------
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import time
 from collections.abc import Iterator
@@ -45,7 +44,7 @@ class Victims:
         deadline = time.monotonic() + 30
         while max(self.counters.all()) < step:
             assert time.monotonic() < deadline, f"writers hang at {self.counters.all()}"
-            os.sched_yield()
+            time.sleep(100e-6)
 
     def kill_at_random(self) -> int:
         """Kill both, some random instants after a random step; the newest step both finished."""

@@ -188,6 +188,15 @@ def test_terms_only_grow_and_old_ones_do_not_pile_up(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == terms.KEPT
 
 
+def test_a_term_is_taken_on_a_full_disk_too(tmp_path: Path) -> None:
+    """A controller that is started again and again meanwhile must not fill it with terms either."""
+    with _file_size_limit(0):
+        for _ in range(2 * terms.KEPT):
+            take_term(tmp_path, "pid 1")
+    assert newest_term(tmp_path) == 2 * terms.KEPT
+    assert len(list(tmp_path.iterdir())) == terms.KEPT
+
+
 def test_a_term_is_taken_once(tmp_path: Path) -> None:
     """Two starts at once: the slower one finds the name taken and takes the next."""
     take_term(tmp_path)

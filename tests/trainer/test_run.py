@@ -210,6 +210,13 @@ CHILDREN = """
 import multiprocessing, os, subprocess, sys
 import everstep
 
+class Box:
+    def state_dict(self):
+        return bytes(10_000_000)
+
+    def load_state_dict(self, state):
+        pass
+
 def child(queue):
     queue.put(everstep.attach().attached)
 
@@ -228,6 +235,7 @@ if __name__ == "__main__":
     subprocess.run([sys.executable, "-c", code], check=True)
     for step in run.steps(stop=4):
         pass
+    run.checkpoint({"box": Box()}).save(9)
 """
 
 
@@ -247,7 +255,8 @@ def test_only_the_rank_itself_is_attached_not_its_children(
     )
     assert done.stderr == ""
     assert sorted(done.stdout.split("\n")) == ["", "fork False", "program False", "spawn False"]
-    assert here.beat().step == 3
+    assert here.beat().step == 9
+    assert here.steps_in_memory() == [9], "the last save is complete when the process has ended"
 
 
 @pytest.mark.parametrize("garbage", ["", "{", "[]", '{"rank": 1}'])

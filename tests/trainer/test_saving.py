@@ -151,6 +151,35 @@ def test_an_entry_without_state_dict_turns_checkpoints_off_and_is_named(
     assert "'thing'" in notice.text
 
 
+def test_a_copy_thread_that_dies_keeps_nobody_waiting(here: Surroundings) -> None:
+    (here.shm / "rank-0").touch()  # where its slots should be
+    model, optimizer = sgd()
+    run = here.run()
+    checkpoint = run.checkpoint({"model": model, "optimizer": optimizer})
+    for step in range(20):
+        checkpoint.save(step)
+        optimizer.step()
+    run.flush(FLUSH_S)
+    assert here.kinds() == [NoticeKind.CHECKPOINT_OFF]
+
+
+def test_optimizers_that_step_inside_backward_wait_too(here: Surroundings) -> None:
+    model = torch.nn.Linear(40, 40)
+    optimizers = {
+        name: torch.optim.SGD([parameter], lr=0.1) for name, parameter in model.named_parameters()
+    }
+    for name, parameter in model.named_parameters():
+        parameter.register_post_accumulate_grad_hook(lambda _, name=name: optimizers[name].step())
+    run = here.run()
+    checkpoint = run.checkpoint({"model": model, **optimizers})
+    for step in range(10):
+        model(torch.ones(2, 40)).sum().backward()
+        checkpoint.save(step)
+    run.flush(FLUSH_S)
+    assert here.steps_in_memory() == [6, 7, 8, 9]
+    assert here.kinds() == []
+
+
 class Exploding(Box):
     def state_dict(self) -> Any:
         if self.value == "armed":
@@ -171,7 +200,8 @@ def test_a_state_that_raises_costs_the_checkpoints_and_not_the_training(
     assert here.beat().step == 5
     assert here.kinds() == [NoticeKind.CHECKPOINT_OFF]
     error = capsys.readouterr().err
-    assert error.count("RuntimeError: boom") == 2, "the sentence and the traceback, once"
+    assert error.count("RuntimeError: boom (at ") == 1
+    assert f"{__file__}:" in error
 
 
 def test_too_little_shared_memory_turns_checkpoints_off_with_the_figure_needed(

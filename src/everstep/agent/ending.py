@@ -1,8 +1,9 @@
 """Ends what is left of older generations on this machine, and proves it gone.
 
 Gone means: every rank of an older generation, everything it started (data loaders, compilers, shell
-pipelines), and whatever else hangs below the keeper and is not agent or launcher. Zombies are gone:
-they hold nothing but their pid. Used by the shell for KillRanks and before it leaves.
+pipelines), and whatever else hangs below the keeper. Spared are agent, launcher and the ranks that
+it has parked, which ran nothing of the user's. Zombies are gone: they hold nothing but their pid.
+Used by the shell for KillRanks and before it leaves.
 """
 
 from __future__ import annotations
@@ -90,6 +91,9 @@ class Ending:
         for name in SERVICES:
             service = read_pid_file(self._here.paths.pid_file(name))
             if service is not None:
+                # In the launcher's session are the ranks that it has parked: they ran nothing yet.
+                # A rank leaves it before it is one, and no fork is under way (settle).
+                spared |= {pid for pid, entry in table.items() if entry.session == service.pid}
                 spared.add(service.pid)
         roots = {
             pid

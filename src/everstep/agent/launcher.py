@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import shutil
 import socket
 import sys
@@ -23,6 +24,7 @@ from typing import BinaryIO, NamedTuple, NoReturn
 
 from everstep.agent import fork, rank_main, warm
 from everstep.agent.fork import Forked, ForkReply, ForkRequest, NothingCame, RankPlan
+from everstep.agent.parking import Parking, Woken
 from everstep.agent.rank_main import Program
 from everstep.agent.this_machine import ThisMachine
 from everstep.model import EverstepError, UserError
@@ -32,6 +34,8 @@ BACKLOG = 8
 
 ASKED_WITHIN_S = 10.0
 """Patience with an agent that connected and then stands still."""
+PARK_AFTER_S = 1.0
+"""Quiet time before ranks are forked ahead: the first second after a start belongs to its ranks."""
 STARTED_AGAIN = "started-again"
 """Second argument of a launcher that has replaced itself, so that it does so only once."""
 
@@ -44,19 +48,22 @@ class NewRank(NamedTuple):
     """File descriptor of the pipe to the launcher."""
 
 
-def serve(path: Path, env: dict[str, str]) -> Program:
-    """Answer requests on this socket for ever. Returns only in a rank, with what it has to run."""
-    path.unlink(missing_ok=True)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    before = os.umask(0o177)
-    listener.bind(str(path))
-    os.umask(before)
-    listener.listen(BACKLOG)
+def serve(path: Path, env: dict[str, str], ahead: int) -> Program:
+    """Answer requests on this socket for ever. Returns only in a rank, with what it has to run.
+
+    `ahead`: ranks to fork while nothing is asked of us; 0 for none.
+    """
+    listener = _listen(path)
+    parking = Parking()
     while True:
+        woken = _park_when_idle(listener, parking, ahead)
+        if woken is not None:
+            rank = NewRank(woken.request.ranks[woken.number], woken.report)
+            return _become(rank, woken.request, env)
         connection, _ = listener.accept()
         connection.settimeout(ASKED_WITHIN_S)
         with connection, connection.makefile("rb") as stream:
-            answer = _answer(connection, stream, env)
+            answer = _answer(connection, stream, env, parking)
             if not isinstance(answer, _RankOf):
                 _reply(connection, answer)
                 continue
@@ -65,19 +72,52 @@ def serve(path: Path, env: dict[str, str]) -> Program:
         return _become(answer.rank, answer.request, env)
 
 
+def _listen(path: Path) -> socket.socket:
+    path.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    before = os.umask(0o177)
+    listener.bind(str(path))
+    os.umask(before)
+    listener.listen(BACKLOG)
+    return listener
+
+
+def _park_when_idle(listener: socket.socket, parking: Parking, ahead: int) -> Woken | None:
+    """See that so many are parked, unless somebody connects first. In a parked rank: its work."""
+    if not ahead or parking.ready(ahead):
+        return None
+    idle = select.poll()
+    idle.register(listener, select.POLLIN)
+    if idle.poll(PARK_AFTER_S * 1000) or warm.why_not_to_fork():
+        return None
+
+    def clear(keep: tuple[int, ...]) -> None:
+        listener.close()
+        _close_inherited(*keep)
+
+    parking.clear()
+    try:
+        return parking.fill(ahead, clear)
+    except OSError as error:
+        say(f"no rank could be forked ahead of time: {error}")
+        return None
+
+
 class _RankOf(NamedTuple):
     rank: NewRank
     request: ForkRequest
 
 
 def _answer(
-    connection: socket.socket, stream: BinaryIO, env: dict[str, str]
+    connection: socket.socket, stream: BinaryIO, env: dict[str, str], parking: Parking
 ) -> ForkReply | _RankOf | None:
     """What to reply, if anything; or, in the process of a new rank, which one it is."""
     try:
         connection.sendall(fork.GREETING)
         request = fork.read(stream, ForkRequest)
         check(request, env)
+        if parking.ready(len(request.ranks)) and not request.no_fork and not request.no_python:
+            return parking.wake(request)
         forked = fork_ranks(request.ranks)
     except NothingCame:
         return None  # an agent wanted to know whether we are idle
@@ -152,7 +192,7 @@ def _all(reports: BinaryIO) -> Iterator[Forked]:
 
 def _become(rank: NewRank, request: ForkRequest, env: dict[str, str]) -> Program:
     """Make this fork the rank and tell the launcher so."""
-    _close_inherited(keep=rank.report)
+    _close_inherited(rank.report)
     try:
         forked = rank_main.become_rank(request, rank.plan, {**env, **rank.plan.env})
     except OSError as error:
@@ -168,10 +208,10 @@ def _give_up(report: int, plan: RankPlan, problem: str) -> NoReturn:
     os._exit(1)
 
 
-def _close_inherited(keep: int) -> None:
+def _close_inherited(*keep: int) -> None:
     """All but standard input, output, error: an inherited socket would outlive the launcher."""
     for fd in [int(entry.name) for entry in os.scandir("/proc/self/fd")]:
-        if fd > 2 and fd != keep:
+        if fd > 2 and fd not in keep:
             with contextlib.suppress(OSError):  # the descriptor of the listing itself
                 os.close(fd)
 
@@ -197,7 +237,9 @@ def main(machine_json: Path) -> Program:
     env = {**os.environ, **here.setup.env, **spec.env}
     if STARTED_AGAIN not in sys.argv:
         _start_again(machine_json, Path(spec.working_dir), env)
+    ahead = 0
     if not (spec.no_fork or spec.no_python):
+        ahead = spec.nproc_per_node
         started = time.monotonic()
         skipped = warm.warm_up(spec.preload)
         say(f"warm after {time.monotonic() - started:.2f} s")
@@ -205,7 +247,7 @@ def main(machine_json: Path) -> Program:
             say(f"not preloaded: {clause}")
         if (reason := warm.why_not_to_fork()) is not None:
             say(f"every start will be refused: {reason}")
-    return serve(here.paths.launcher_socket, env)
+    return serve(here.paths.launcher_socket, env, ahead)
 
 
 def _start_again(machine_json: Path, working_dir: Path, env: dict[str, str]) -> None:

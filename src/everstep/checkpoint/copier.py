@@ -135,9 +135,9 @@ class Copier:
         job = self._job
         if job is None or job.held:
             return
-        job.held = True
         job.torn_entry = job.snapshot.watch.changed_entry()
         job.transfer.hold(job)
+        job.held = True
         if job.torn_entry is not None:
             job.done.wait()
             self._take_back(job, job.torn_entry)
@@ -221,11 +221,14 @@ class Copier:
         writer.seal(slot, crc)
 
     def _end(self, job: Job | None) -> None:
-        """Nobody may wait for a thread that has ended."""
+        """Nobody may wait for a thread that has ended; submit() sees to what comes after this."""
         self._ended = True
-        while job is not None:
+        if job is not None:
             job.finish()
-            job = None if self._queue.empty() else self._queue.get()
+        while not self._queue.empty():
+            waiting = self._queue.get()
+            if waiting is not None:
+                waiting.finish()
 
 
 class TargetCache:

@@ -116,6 +116,7 @@ def _await(state: State, action: StopRanks | StartRanks, now: Seconds) -> None:
 def _start_ranks(state: State, action: StartRanks, now: Seconds) -> None:
     """The first of a generation's orders also fixes what the history is from here on."""
     _await(state, action, now)
+    state.machines[action.machine].start_ordered = state.last_started = action.generation
     if state.phase is Phase.STARTING:
         return
     _settle_history(state)
@@ -133,15 +134,23 @@ def _start_ranks(state: State, action: StartRanks, now: Seconds) -> None:
 
 
 def _settle_history(state: State) -> None:
-    """Every machine said where its ranks were when they stopped: now it is known what was lost."""
-    told = [m for m in state.members() if m.finished > NO_STEP]
+    """Every machine said where its ranks were when they stopped: now it is known what was lost.
+
+    If no machine is left that could say so, the newest progress report has to do.
+    """
     incident = state.incident
-    if not told or incident is None:
+    if incident is None:
         return
-    finished = min(m.finished for m in told)
-    finished_at = max(m.finished_at for m in told if m.finished == finished)
+    told = [m for m in state.members() if m.finished > NO_STEP]
+    finished, finished_at = state.furthest, state.progress_at
+    if told:
+        finished = min(m.finished for m in told)
+        finished_at = max(m.finished_at for m in told if m.finished == finished)
     state.furthest = max(state.furthest, finished)
     incident.furthest = max(incident.furthest, finished)
+    # One step was cut off; after that, ranks only waited for somebody to notice.
+    if state.step_s is not None:
+        state.account.carve(Owner.DETECTING, finished_at + state.step_s, incident.incident)
     state.account.carve(Owner.RECOMPUTING, finished_at, incident.incident)
     for machine in told:
         machine.finished = NO_STEP

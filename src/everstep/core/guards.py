@@ -23,6 +23,10 @@ ECHO_TEXTS = (
 """Texts of the plain RuntimeErrors that gloo and NCCL raise for the same reason."""
 
 
+UNUSABLE = "CheckpointUnusable"
+"""trainer/checkpoint.py: no copy of the step that the rank was to restore is good."""
+
+
 class GiveUp(Value, frozen=True, kw_only=True):
     """The job ends as failed."""
 
@@ -52,6 +56,8 @@ def _user_error(state: State) -> GiveUp | None:
     """
     if state.proven or any(f.error is None for f in state.failures):
         return None
+    if any(f.error is not None and f.error.kind == UNUSABLE for f in state.failures):
+        return None  # another copy may be good
     own = [f for f in state.failures if not is_echo(f)]
     if not own or own[0].error is None:
         return None

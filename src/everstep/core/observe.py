@@ -22,6 +22,7 @@ from everstep.actions import (
     StopRanks,
 )
 from everstep.core.ettr import Owner
+from everstep.core.guards import UNUSABLE
 from everstep.core.state import Backup, Failure, Machine, Phase, State
 from everstep.events import (
     BackupFailed,
@@ -213,11 +214,18 @@ def _machine_released(state: State, event: MachineReleased, now: Seconds) -> Non
     state.awaiting.pop(event.machine, None)
     machine = state.machines.get(event.machine)
     if machine is not None:
+        _gone(state, machine)
         machine.released = True
         state.silent.pop(event.machine, None)
 
 
 # --- ranks ----------------------------------------------------------------------------------------
+
+
+def _gone(state: State, machine: Machine) -> None:
+    """Ranks of this machine are known not to run: what it was a part of cannot advance."""
+    if machine.start_ordered == state.last_started:
+        state.dead_through = state.last_started
 
 
 def _answered(state: State, name: MachineId, action: str) -> Machine | None:
@@ -232,6 +240,8 @@ def _answered(state: State, name: MachineId, action: str) -> Machine | None:
 def _ranks_stopped(state: State, event: RanksStopped, now: Seconds) -> None:
     machine = _answered(state, event.machine, event.action)
     if machine is not None:
+        if event.generation > machine.start_ordered:
+            _gone(state, machine)
         machine.stopped_for = event.generation
         machine.store_port = event.store_port
         machine.copies, machine.backups = event.copies, event.backups
@@ -243,6 +253,7 @@ def _ranks_survived(state: State, event: RanksSurvived, now: Seconds) -> None:
     del now
     machine = _answered(state, event.machine, event.action)
     if machine is not None:
+        _gone(state, machine)  # killed, only not buried
         machine.survived = event.pids
 
 
@@ -264,6 +275,9 @@ def _start_failed(state: State, event: StartFailed, now: Seconds) -> None:
 
 
 def _rank_exited(state: State, event: RankExited, now: Seconds) -> None:
+    machine = state.machines.get(event.machine)
+    if machine is not None and event.generation == state.last_started:
+        _gone(state, machine)
     current = event.generation == state.generation
     if not current or state.phase not in (Phase.STARTING, Phase.RUNNING):
         return
@@ -287,6 +301,9 @@ def _rank_exited(state: State, event: RankExited, now: Seconds) -> None:
         last_lines=event.last_lines,
     )
     _fail(state, failure)
+    if event.error is not None and event.error.kind == UNUSABLE:
+        bad = Published(step=state.restored, generation=state.restored_generation)
+        state.published = [entry for entry in state.published if entry != bad]
 
 
 def _owns(state: State, name: MachineId, rank: Rank) -> bool:
@@ -304,6 +321,7 @@ def _fail(state: State, failure: Failure) -> None:
     """The current generation is broken. The time since the fault was spent on detecting it."""
     if state.phase not in (Phase.STARTING, Phase.RUNNING):
         return
+    state.dead_through = state.generation
     if not state.failures:
         incident = state.incident.incident if state.incident else ""
         state.account.switch(Owner.DETECTING, failure.at, incident)

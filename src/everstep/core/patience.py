@@ -19,8 +19,11 @@ PUBLISH_WAIT_S: Seconds = 5.0
 file system, and waiting for it saves all steps since the one before."""
 
 
-def lost_at(state: State, machine: Machine) -> tuple[Seconds, str] | None:
-    """When the machine counts as lost if nothing changes, and why; None: nothing speaks for it."""
+def lost_at(state: State, machine: Machine, *, unheard: bool) -> tuple[Seconds, str] | None:
+    """When the machine counts as lost if nothing changes, and why; None: nothing speaks for it.
+
+    `unheard` is may_train_unheard(state), asked once for all machines.
+    """
     if machine.evicted or machine.released or state.finish is not None:
         return None
     if machine.lost:
@@ -29,28 +32,35 @@ def lost_at(state: State, machine: Machine) -> tuple[Seconds, str] | None:
         pids = ", ".join(map(str, machine.survived))
         return AT_ONCE, f"its old ranks could not be killed (pids {pids})"
     if not machine.connected:
-        may_train = machine.node_rank is not None and may_train_unheard(state)
-        return None if may_train else _silent_until(state, machine)
+        member = machine.start_ordered == state.last_started
+        return None if member and unheard else _silent_until(state, machine)
     return _owes_until(state, machine) if machine.machine in state.awaiting else None
 
 
 def may_train_unheard(state: State) -> bool:
-    """Whether the whole job may be training on, cut off from this controller: none of its machines
-    is heard of, and no rank is known to have ended. Nothing may be started in its place.
+    """Whether the newest ranks may all be training on, cut off from this controller: none of their
+    machines is heard of, and none of them is known to be gone. Nothing may be started in their
+    place, so the last silent machine is not given up.
 
-    One machine that is heard of tells whether steps advance; one dead rank lets none advance.
+    One machine that is heard of tells whether steps advance and can be stopped; one rank that is
+    gone lets no other advance.
     """
-    if state.phase not in (Phase.STARTING, Phase.RUNNING) or state.failures or state.exits:
+    if state.last_started <= state.dead_through:
         return False
-    return not any(machine.connected or machine.lost for machine in state.members())
+    return not any(machine.connected and not machine.evicted for machine in _trainers(state))
 
 
 def unheard_at(state: State) -> Seconds | None:
     """When a human is told that nobody is heard of."""
     if not may_train_unheard(state) or "nobody heard" in state.paged:
         return None
-    last = max(machine.silent_since for machine in state.members())
+    last = max(machine.silent_since for machine in _trainers(state))
     return max(last, state.progress_at) + state.job.policy.silent_s
+
+
+def _trainers(state: State) -> Iterator[Machine]:
+    """The machines that the newest ranks were started on, evicted ones included."""
+    return (m for m in state.machines.values() if m.start_ordered == state.last_started)
 
 
 def _silent_until(state: State, machine: Machine) -> tuple[Seconds, str]:
@@ -91,8 +101,9 @@ def lost_machines(state: State, now: Seconds) -> list[tuple[Machine, str]]:
     suspects = [state.machines[name] for name in (*state.silent, *state.awaiting)]
     suspects += [m for m in state.members() if m.survived]
     found: dict[str, tuple[Machine, str]] = {}
+    unheard = may_train_unheard(state)
     for machine in suspects:
-        verdict = lost_at(state, machine)
+        verdict = lost_at(state, machine, unheard=unheard)
         if verdict is not None and verdict[0] <= now:
             found[machine.machine] = (machine, verdict[1])
     return list(found.values())
@@ -157,8 +168,9 @@ def deadlines(state: State) -> Iterator[Seconds]:
         yield ending_at(state)
         yield from (heard_until(state, machine) for machine in state.machines.values())
         return
+    unheard = may_train_unheard(state)
     for name in (*state.silent, *state.awaiting):
-        verdict = lost_at(state, state.machines[name])
+        verdict = lost_at(state, state.machines[name], unheard=unheard)
         if verdict is not None:
             yield verdict[0]
     yield settled_at(state)

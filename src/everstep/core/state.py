@@ -68,6 +68,8 @@ class Machine(msgspec.Struct, kw_only=True):
     """Why its owner says that it is gone; empty if it does not."""
     evicted: str = ""
     """Why it was evicted; empty if it was not."""
+    start_ordered: Generation = NO_GENERATION
+    """Newest generation whose ranks it was ordered to start: they may run until proven gone."""
     stopped_for: Generation = NO_GENERATION
     """Newest generation for which it proved its older ranks gone."""
     started_for: Generation = NO_GENERATION
@@ -164,6 +166,11 @@ class State(msgspec.Struct, kw_only=True):
     """Actions without an answer yet, by id; sent again after a reconnect or a restart."""
     requested: int = 0
     """Machines asked for (or started with the job) that have not joined yet."""
+    last_started: Generation = NO_GENERATION
+    """Newest generation that any machine was ordered to start."""
+    dead_through: Generation = NO_GENERATION
+    """Newest generation of which a rank is known to be gone: it and all older ones cannot advance,
+    since no step is done without every rank."""
     heard_since: Seconds = 0.0
     """When a machine with a position was heard of again after none was: before that, silence of
     the others and the lack of progress said nothing."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 
 from everstep.journal.records import JournalUnwritable
@@ -67,8 +68,9 @@ def _create(directory: Path, term: Term, owner: str) -> bool:
     except FileExistsError:
         return False
     try:
-        os.write(fd, f"{owner}\n".encode())
-        os.fsync(fd)
+        with suppress(OSError):  # a full disk has no room for what is only for people
+            os.write(fd, f"{owner}\n".encode())
+            os.fsync(fd)
     finally:
         os.close(fd)
     sync_directory(directory)

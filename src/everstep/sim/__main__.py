@@ -25,7 +25,7 @@ def main(arguments: list[str]) -> int:
     failed = 0
     for seed in seeds:
         try:
-            report = run(seed) if asked.seed is None else run(seed, _say)
+            report = run(draw(seed)) if asked.seed is None else run(draw(seed), _say)
         except RunFailed as problem:
             failed += 1
             _say(problem)

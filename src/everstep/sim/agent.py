@@ -184,18 +184,19 @@ class Agent:
     def _look(self) -> None:
         """What wakes a real shell at many moments happens here at a few."""
         now = self._ground.schedule.now
-        beats = [
-            process.finished(now)[0]
+        processes = [
+            process
             for process in self._machine.processes.values()
             if process.generation == self._core.generation
         ]
+        beats = [process.finished(now)[0] for process in processes]
         if beats and self._machine.running():
             self._tell(
                 SlotsRead(
                     generation=self._core.generation,
                     slowest=min(beats),
                     fastest=max(beats),
-                    step_s=self._ground.options.step_s,
+                    step_s=processes[0].step_s,
                 )
             )
         deadline = self._core.next_deadline()
@@ -211,7 +212,8 @@ class Agent:
         if self._machine.launcher_up:
             self._forking = True
             # The launcher goes on with it even if the agent dies.
-            self._ground.schedule.after(FORKING_S, partial(self._forked, action))
+            forking_s = FORKING_S * self._machine.slowness
+            self._ground.schedule.after(forking_s, partial(self._forked, action))
         elif self._ground.schedule.now - since >= policy.start_within_s:
             self._fork_failed(action, "the launcher did not answer")
         else:
@@ -267,7 +269,7 @@ class Agent:
             self._machine.kill(process)
         left = self._doomed(action.generation)
         if not left:
-            self._after(SETTLED_S, partial(self._gone, action, token))
+            self._after(SETTLED_S * self._machine.slowness, partial(self._gone, action, token))
         elif self._ground.schedule.now < deadline:
             self._after(0.5, partial(self._prove, action, token, deadline))
         else:

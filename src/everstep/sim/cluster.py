@@ -70,7 +70,7 @@ class Cluster:
     def tell_all(self) -> None:
         """At last somebody looks, and says which machines are gone."""
         for machine in self.machines.values():
-            if not machine.alive:
+            if not machine.alive and machine.name not in self._witnessed:
                 self._witnessed[machine.name] = None
                 self._say_lost(machine.name)
 

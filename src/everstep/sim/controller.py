@@ -253,6 +253,9 @@ class Controller:
             session.connection.send(self, acknowledgement)
 
     def _look(self) -> None:
+        """Also for a higher term: a controller that hears nothing would never find out."""
+        if self._ground.ledger.term > self._journal.term:
+            self.die()
         if not self.alive:
             return
         for session in self._sessions.values():

@@ -23,6 +23,7 @@ from everstep.model import (
 from everstep.sim.agent import Agent
 from everstep.sim.ground import Ground
 from everstep.sim.memory import RankMemory
+from everstep.sim.options import SLOWNESS
 from everstep.sim.training import Process
 
 KILLED = ExitStatus(signal=9)
@@ -46,6 +47,8 @@ class Machine:
         self.alive = True
         self.reachable = True
         """False while it is cut off from the controller."""
+        slow = ground.rng.random() < ground.options.slow
+        self.slowness = SLOWNESS if slow else 1.0
         self.launcher_up = False
         self.breaks_forks = 0
         """So many of the next forks fail."""
@@ -76,7 +79,8 @@ class Machine:
             self.ground.schedule.after(self.ground.rng.uniform(0.3, 2.0), self._start_agent)
 
     def _start_launcher(self) -> None:
-        self.ground.schedule.after(self.ground.rng.uniform(1.0, 5.0), self._launcher_ready)
+        imports_s = self.ground.rng.uniform(1.0, 3.0) * self.slowness
+        self.ground.schedule.after(imports_s, self._launcher_ready)
 
     def _launcher_ready(self) -> None:
         self.launcher_up = True
@@ -156,8 +160,8 @@ class Machine:
         gang = ground.gang(order.generation, order.restore)
         forked = []
         for index, rank in enumerate(ranks[:count]):
-            process = Process(rank, self.name, order.generation, self.slots(rank))
-            process.pid = ground.next_pid()
+            process = Process(order, rank, self.slots(rank))
+            process.pid, process.slowness = ground.next_pid(), self.slowness
             process.on_end = self._ended
             ground.truth.forked(process, order)
             self.processes[index] = process

@@ -13,6 +13,10 @@ from random import Random
 
 from everstep.model import CheckpointSpec, JobId, JobSpec, PolicySpec, Seconds, Value
 
+SLOWNESS = 3.0
+MANY = 1000
+"""Recoveries that no run comes to: the guard against loops is off."""
+
 
 class Harm(StrEnum):
     """What may go wrong. The names are those of nemesis.py's methods."""
@@ -34,6 +38,19 @@ class Harm(StrEnum):
     ASK_TO_STOP = "ask_to_stop"
 
 
+class Script(StrEnum):
+    """What the user's script is like."""
+
+    TRAINS = "trains"
+    """It reports steps and saves every one of them."""
+    UNATTACHED = "unattached"
+    """It trains, but never imports everstep."""
+    RAISES = "raises"
+    """Every rank raises an exception before its first step."""
+    QUITS_EARLY = "quits_early"
+    """Rank 0 ends with exit code 0 while the others still need it."""
+
+
 class Network(Value, frozen=True, kw_only=True):
     """How frames travel while faults are allowed; later only `latency_s` remains."""
 
@@ -53,12 +70,15 @@ class Options(Value, frozen=True, kw_only=True):
     seed: int
     spec: JobSpec
     network: Network
+    script: Script
     steps: int
     """Length of the training."""
     step_s: Seconds
     save_s: Seconds
     jitter: float
     """Relative spread of the ranks' times."""
+    slow: float
+    """Share of machines that need SLOWNESS times as long for everything."""
     disk_s: Seconds
     look_s: Seconds
     """Between two looks of an agent at its ranks' heartbeats."""
@@ -66,6 +86,8 @@ class Options(Value, frozen=True, kw_only=True):
     harm_every_s: Seconds
     safety_s: Seconds
     """How long faults are allowed; then all is healed, and the job must end well."""
+    away_s: Seconds
+    """How long at most a killed controller stays away."""
     killed_in_turn: float
     """Chance that a controller dies at one of the points inside its turn."""
     hang: float
@@ -96,27 +118,34 @@ def draw(seed: int) -> Options:
         checkpoint=CheckpointSpec(
             directory="/checkpoints",
             disk_every=rng.choice([0, 5, 10, 20]),
-            keep=rng.choice([1, 2, 2, 3]),
+            keep=rng.choice([2, 2, 3]),
         ),
         policy=_policy(rng),
     )
+    script = Script.TRAINS
+    if rng.random() < 0.15:
+        script = rng.choice([Script.UNATTACHED, Script.RAISES, Script.QUITS_EARLY])
     harms = tuple(harm for harm in _COMMON if rng.random() < 0.4)
     harms += tuple(harm for harm in _RARE if rng.random() < 0.15)
     return Options(
         seed=seed,
         spec=spec,
         network=_network(rng),
+        script=script,
         steps=steps,
         step_s=step_s,
         save_s=step_s * rng.choice([0.05, 0.5, 0.95]),
         jitter=rng.choice([0.01, 0.3]),
+        slow=rng.choice([0.0, 0.0, 0.3]),
         disk_s=rng.choice([0.05, 1.0, 5.0]),
         look_s=rng.choice([0.3, 1.0]),
         harms=harms,
         harm_every_s=rng.choice([2.0, 5.0, 15.0]),
         safety_s=rng.uniform(0.2, 1.0) * steps * step_s + 10.0,
+        away_s=rng.choice([3.0, 3.0, 60.0]),
         killed_in_turn=rng.choice([0.0, 0.0, 0.01, 0.05]),
-        hang=rng.choice([0.0, 0.5, 1.0]),
+        # Ranks that wait for ever for one that ended well are not this step's matter.
+        hang=0.0 if script is Script.QUITS_EARLY else rng.choice([0.0, 0.5, 1.0]),
         witnessed=rng.choice([0.0, 0.7, 1.0]),
         released=rng.choice([0.0, 0.5, 1.0]),
         refused=rng.choice([0.0, 0.5]),
@@ -153,10 +182,12 @@ def _policy(rng: Random) -> PolicySpec:
         gone_within_s=rng.choice([3.0, 10.0]),
         # Longer than a launcher takes to come back, else every start fails.
         start_within_s=rng.choice([12.0, 60.0]),
-        recoveries_max=rng.choice([3, 1000, 1000, 1000]),
+        recoveries_max=rng.choice([3, MANY, MANY, MANY]),
         recoveries_window_s=rng.choice([100.0, 1800.0]),
         proven_after_steps=rng.choice([1, 10]),
-        proven_after_s=rng.choice([5.0, 60.0]),
+        # Longer than a script takes to its first step, else one that always raises before it
+        # counts as proven, and is restarted again and again.
+        proven_after_s=rng.choice([30.0, 60.0]),
         settle_s=rng.choice([0.0, 2.0]),
         gather_s=rng.choice([0.0, 3.0]),
         early_exit_s=rng.choice([5.0, 60.0]),

@@ -1,4 +1,4 @@
-"""Runs one seed: faults first, then calm, and then the job must end well within a bound.
+"""Runs one world: faults first, then calm, and then the job must end well within a bound.
 
 Safety is judged at every step of the run (truth.py), liveness here.
 """
@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from everstep.actions import FinishJob, Outcome
+from everstep.core.ettr import Owner, spent
 from everstep.core.invariants import InvariantBroken, must
 from everstep.model import Seconds, Value
 from everstep.sim.ground import BEGINS_AT
 from everstep.sim.nemesis import Nemesis
-from everstep.sim.options import Options, draw
+from everstep.sim.options import MANY, SLOWNESS, Options, Script
 from everstep.sim.world import World
 
 
@@ -22,6 +23,10 @@ class Report(Value, frozen=True, kw_only=True):
     seed: int
     outcome: str
     virtual_s: Seconds
+    trained_s: Seconds
+    """Time that the job's steps really took, each counted once."""
+    account: dict[Owner, Seconds]
+    """Who owns the job's time, as the controller says."""
     records: int
     generations: int
     evictions: int
@@ -35,9 +40,11 @@ class RunFailed(InvariantBroken):
     """A run that broke a promise; the message says how to see it again."""
 
 
-def run(seed: int, tell: Callable[[str], None] = lambda _: None) -> Report:
-    """Run this seed; `tell` hears every record and every fault. Raises RunFailed."""
-    options = draw(seed)
+def run(options: Options, tell: Callable[[str], None] = lambda _: None) -> Report:
+    """Run it; `tell` hears every record and every fault. Raises RunFailed.
+
+    What run(draw(seed)) reports depends on the seed alone, in any process on any machine.
+    """
     world = World(options, tell)
     nemesis = Nemesis(world)
     try:
@@ -45,10 +52,10 @@ def run(seed: int, tell: Callable[[str], None] = lambda _: None) -> Report:
         _judge(world, nemesis)
     except (InvariantBroken, AssertionError) as problem:
         raise RunFailed(
-            f"seed {seed}, at {world.ground.schedule.now - BEGINS_AT:.3f} s: {problem}\n"
-            f"again: python -m everstep.sim --seed {seed}"
+            f"seed {options.seed}, at {world.ground.schedule.now - BEGINS_AT:.3f} s: {problem}\n"
+            f"again: python -m everstep.sim --seed {options.seed}"
         ) from problem
-    return _report(world, seed)
+    return _report(world)
 
 
 def _live(world: World, options: Options) -> None:
@@ -74,7 +81,9 @@ def _bound_s(options: Options) -> Seconds:
         + policy.end_within_s
         + policy.stop_grace_s
     )
-    return 60.0 + 4 * patience_s + 3 * options.steps * options.step_s * (1 + options.jitter)
+    slowness = SLOWNESS if options.slow else 1.0
+    training_s = options.steps * options.step_s * (1 + options.jitter) * slowness
+    return 60.0 + 4 * patience_s * slowness + 3 * training_s
 
 
 def _judge(world: World, nemesis: Nemesis) -> None:
@@ -83,26 +92,35 @@ def _judge(world: World, nemesis: Nemesis) -> None:
     truth.over()
     finish = truth.watch.finish
     assert finish is not None
+    script = world.ground.options.script
     if finish.outcome is Outcome.STOPPED:
         must(nemesis.asked_to_stop, "the job was stopped and nobody had asked for it")
     elif finish.outcome is Outcome.FAILED:
         must(_may_fail(world, finish), f"the job failed: {finish.why}")
+    else:
+        good = script in (Script.TRAINS, Script.UNATTACHED)
+        must(good, f"the job finished, although its script {script}")
 
 
 def _may_fail(world: World, finish: FinishJob) -> bool:
-    """A guard may give up where faults really came without progress in between."""
-    policy = world.ground.options.spec.policy
-    loops = "brought no new step" in finish.why and policy.recoveries_max < 10
-    return loops or "in two generations in a row" in finish.why
+    """Where the script is to blame; and where faults came with no progress in between."""
+    options, why = world.ground.options, finish.why
+    if "before its first step" in why:
+        return options.script is Script.RAISES
+    if "in two generations in a row" in why:
+        return True  # faults at the very end of a job can look like this
+    return "brought no new step" in why and options.spec.policy.recoveries_max < MANY
 
 
-def _report(world: World, seed: int) -> Report:
+def _report(world: World) -> Report:
     watch, ground = world.ground.truth.watch, world.ground
     assert watch.finish is not None
     return Report(
-        seed=seed,
+        seed=ground.options.seed,
         outcome=watch.finish.outcome,
         virtual_s=ground.schedule.now - BEGINS_AT,
+        trained_s=ground.truth.trained_s,
+        account=spent(world.controller.state.account, ground.schedule.now),
         records=watch.seq,
         generations=watch.generation,
         evictions=len(watch.evicted),

@@ -13,24 +13,29 @@ from functools import partial
 from random import Random
 from typing import NamedTuple
 
+from everstep.actions import StartRanks
 from everstep.model import (
     NO_STEP,
     ExitStatus,
     Generation,
-    MachineId,
     Rank,
     RankError,
     Seconds,
     Step,
 )
 from everstep.sim.memory import RankMemory
-from everstep.sim.options import Options
+from everstep.sim.options import Options, Script
 from everstep.sim.schedule import Schedule
 
 ECHO = RankError(
     kind="RuntimeError", message="Connection closed by peer", traceback="Traceback: closed by peer"
 )
 """What gloo raises in a rank whose peer is gone."""
+
+
+RAISED = RankError(kind="ValueError", message="wrong", traceback="Traceback: ValueError: wrong")
+"""What a broken script raises."""
+QUITS_AT = Step(10)
 
 
 class _Finish(NamedTuple):
@@ -41,13 +46,14 @@ class _Finish(NamedTuple):
 class Process:
     """One rank's process."""
 
-    def __init__(
-        self, rank: Rank, machine: MachineId, generation: Generation, memory: RankMemory
-    ) -> None:
+    def __init__(self, order: StartRanks, rank: Rank, memory: RankMemory) -> None:
         self.rank = rank
-        self.machine = machine
-        self.generation = generation
+        self.machine = order.machine
+        self.generation = order.generation
         self.pid = 0
+        self.slowness = 1.0
+        self.step_s: Seconds | None = None
+        """Duration of its newest step."""
         self.exit: ExitStatus | None = None
         self.error: RankError | None = None
         self.died_at: Seconds = 0.0
@@ -85,10 +91,11 @@ class Gang:
         self.newest: Step = restore
         """Newest step that its all-reduce made possible."""
         self.on_begin: Callable[[Gang], None] = lambda _: None
-        self.on_step: Callable[[Gang], None] = lambda _: None
+        self.on_step: Callable[[Gang, Seconds], None] = lambda _, __: None
         self._options = options
         self._schedule = schedule
         self._broken = False
+        self._reduced_at: Seconds = 0.0
         # A generator of its own: what one gang does must not change what another one draws.
         self._rng = Random(f"{options.seed} {generation}")  # noqa: S311 -- a printed seed
 
@@ -106,7 +113,8 @@ class Gang:
 
     def ended(self, process: Process) -> None:
         """A rank's process is gone: its peers notice, or do not."""
-        if process.exit is not None and process.exit.ok:
+        over = self.newest == self._options.steps - 1
+        if process.exit is not None and process.exit.ok and over:
             return
         self._broken = True
         for peer in self.processes.values():
@@ -138,11 +146,20 @@ class Gang:
             return
         self.began = True
         self.on_begin(self)
-        self._schedule.after(self._compute_s(), self._reduce)
+        self._reduced_at = self._schedule.now
+        if self._options.script is Script.RAISES:
+            for process in self.processes.values():
+                raises_s = self._rng.uniform(0.0, 1.0)
+                fail = partial(self.end, process, ExitStatus(code=1), RAISED)
+                self._schedule.after(raises_s, fail)
+        else:
+            self._schedule.after(self._compute_s(), self._reduce)
 
     def _compute_s(self) -> Seconds:
+        """All wait for the slowest."""
         jitter = self._options.jitter
-        return self._options.step_s * self._rng.uniform(1.0 - jitter, 1.0 + jitter)
+        slowest = max(process.slowness for process in self.processes.values())
+        return self._options.step_s * slowest * self._rng.uniform(1.0 - jitter, 1.0 + jitter)
 
     def _reduce(self) -> None:
         """Every rank is here: this step will be finished by whoever lives on."""
@@ -153,10 +170,13 @@ class Gang:
             return
         self.newest = Step(self.newest + 1)
         last = self._schedule.now
-        for process in self.processes.values():
-            last = max(last, self._plan(process))
-        self.on_step(self)
+        if self._options.script is not Script.UNATTACHED:
+            last = max(self._plan(process) for process in self.processes.values())
+        self.on_step(self, self._schedule.now - self._reduced_at)
+        self._reduced_at = self._schedule.now
         self._schedule.at(last + self._compute_s(), self._reduce)
+        if self._options.script is Script.QUITS_EARLY and self.newest >= QUITS_AT:
+            self.end(self.processes[Rank(0)], ExitStatus(code=0))
 
     def _plan(self, process: Process) -> Seconds:
         """When this rank finishes the step, after its former save; its save is planned, too."""
@@ -165,7 +185,8 @@ class Gang:
         updated = now + self._rng.uniform(0.0, options.jitter) * options.step_s
         at = max(updated, process.memory.free_at)
         process.will_finish(self.newest, at)
-        save_s = options.save_s * self._rng.uniform(1.0, 1.0 + options.jitter)
+        process.step_s = now - self._reduced_at
+        save_s = options.save_s * process.slowness * self._rng.uniform(1.0, 1.0 + options.jitter)
         process.memory.plan_save(self.newest, self.generation, at, at + save_s)
         return at
 

@@ -12,7 +12,7 @@ from everstep.actions import ControllerAction, FinishJob, Outcome, StartRanks
 from everstep.core.invariants import Watch, check_state, must
 from everstep.core.state import State
 from everstep.events import ControllerEvent
-from everstep.model import NO_STEP, Copy, Generation, Published, Rank, Seconds
+from everstep.model import NO_STEP, Copy, Generation, Published, Rank, Seconds, Step
 from everstep.sim.disk import Disk
 from everstep.sim.memory import RankMemory
 from everstep.sim.records import Ledger
@@ -38,6 +38,7 @@ class Truth:
         """Orders that were carried out, by generation and id."""
         self._last: _Trained | None = None
         self._stepped: Generation = Generation(0)
+        self._took: dict[Step, Seconds] = {}
 
     # --- the controller ---
 
@@ -121,8 +122,14 @@ class Truth:
             f"finished step {newest} in generation {self._last.gang.generation}",
         )
 
-    def stepped(self, gang: Gang) -> None:
+    @property
+    def trained_s(self) -> Seconds:
+        """Time that the steps took, each counted once."""
+        return sum(self._took.values())
+
+    def stepped(self, gang: Gang, took_s: Seconds) -> None:
         """One generation at a time makes progress."""
+        self._took.setdefault(gang.newest, took_s)
         must(
             gang.generation >= self._stepped,
             f"generation {gang.generation} did step {gang.newest} after generation "

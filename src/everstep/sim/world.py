@@ -11,7 +11,8 @@ from everstep.sim.controller import Controller
 from everstep.sim.ground import Ground
 from everstep.sim.options import Options
 
-SUPPLY_EVERY_S: Seconds = 5.0
+BACK_S: Seconds = 3.0
+LOOKED_AFTER_EVERY_S: Seconds = 10.0
 
 
 class World:
@@ -37,7 +38,9 @@ class World:
 
     def _controller_died(self) -> None:
         """Its keeper starts the next one, unless there is one already."""
-        self.ground.schedule.after(self.ground.rng.uniform(0.2, 3.0), self._restart_controller)
+        longest_s = BACK_S if self.ground.calm else self.ground.options.away_s
+        away_s = self.ground.rng.uniform(0.2, longest_s)
+        self.ground.schedule.after(away_s, self._restart_controller)
 
     def _restart_controller(self) -> None:
         if not self.controller.alive:
@@ -50,12 +53,12 @@ class World:
         ground.disk.full = False
         for machine in self.cluster.alive:
             machine.heal()
-        self.cluster.tell_all()
-        self._supply()
+        self._look_after()
 
-    def _supply(self) -> None:
-        """Somebody looks after the job now and then, and adds the machines that it lacks."""
+    def _look_after(self) -> None:
+        """Somebody says now and then which machines are gone, and adds those that are lacking."""
+        self.cluster.tell_all()
         evicted = self.ground.truth.watch.evicted
         usable = sum(machine.name not in evicted for machine in self.cluster.alive)
         self.cluster.start(self.ground.options.spec.nnodes - usable)
-        self.ground.schedule.after(SUPPLY_EVERY_S + 5.0, self._supply)
+        self.ground.schedule.after(LOOKED_AFTER_EVERY_S, self._look_after)

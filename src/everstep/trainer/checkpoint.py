@@ -28,6 +28,10 @@ class CheckpointUnusable(EverstepError):
     """
 
 
+class CheckpointDoesNotFit(CheckpointUnusable):
+    """The copy is good, and the script's state is another one: the script was changed."""
+
+
 class Checkpoint:
     """Checkpoints of one rank's state after every step that save() is called for."""
 

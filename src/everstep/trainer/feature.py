@@ -7,7 +7,6 @@ restoring: to go on from the wrong state would be worse than to stop.
 
 from __future__ import annotations
 
-import sys
 import traceback
 from collections.abc import Callable
 from typing import TypeVar
@@ -16,6 +15,8 @@ from everstep.model import NO_STEP, EverstepError, Step
 from everstep.trainer.notices import NoticeKind, Notices
 
 T = TypeVar("T")
+DEEPEST = 8
+"""Calls that are shown of a defect."""
 
 
 class Feature:
@@ -38,13 +39,22 @@ class Feature:
             return otherwise
 
     def switch_off(self, error: Exception, step: Step = NO_STEP) -> None:
-        """Say once why; our own errors are one sentence, others are defects with a traceback."""
+        """Say once why; our own errors are one sentence, others are defects and show where."""
         if not self.on:
             return
         self.on = False
         if isinstance(error, EverstepError):
             why = str(error)
         else:
-            why = f"{type(error).__name__}: {error}"
-            traceback.print_exception(error, file=sys.stderr)
+            why = f"{type(error).__name__}: {error} (at {_where(error)})"
         self._notices.tell(self._kind, f"{self._name} off, training goes on: {why}", step)
+
+
+def _where(error: Exception) -> str:
+    """The calls that led to the error, innermost first.
+
+    Not a usual traceback: Python 3.11 parses source to draw one, which makes the parser fail in
+    whatever other thread is using it at that moment, and that may be training.
+    """
+    calls = traceback.extract_tb(error.__traceback__)[-DEEPEST:][::-1]
+    return ", ".join(f"{call.filename}:{call.lineno} {call.name}" for call in calls)

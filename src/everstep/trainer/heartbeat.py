@@ -22,7 +22,7 @@ import msgspec
 
 SLOT_BYTES = 128
 MAGIC = 0x31535645  # "EVS1"
-_FRONT = struct.Struct("<Q")
+_FRONT = struct.Struct("Q")  # native: one machine word, so never half of a number
 _BODY = struct.Struct("<IIqiiQqIIQddddQd")
 _BODY_AT = 8
 _BACK_AT = SLOT_BYTES - 8

@@ -20,7 +20,7 @@ from everstep.checkpoint.load import DoesNotFit, Loader
 from everstep.checkpoint.slots import ShardLost, ShardMissing
 from everstep.checkpoint.tier import TierFailed, tier_at
 from everstep.model import NO_STEP, EverstepError, Rank, Step, Value
-from everstep.trainer.checkpoint import CheckpointUnusable
+from everstep.trainer.checkpoint import CheckpointDoesNotFit, CheckpointUnusable
 from everstep.trainer.context import AttachContext
 from everstep.trainer.notices import NoticeKind, Notices
 
@@ -65,7 +65,7 @@ def restore_state(
                 NoticeKind.COPY_BAD, f"a copy in {name} was dropped: {error}", expected.step
             )
         except DoesNotFit as error:
-            raise CheckpointUnusable(str(error)) from error
+            raise CheckpointDoesNotFit(str(error)) from error
         else:
             took_s = time.monotonic() - began_s
             text = f"restored step {expected.step} from {name} in {took_s:.3f} s"

@@ -1,0 +1,65 @@
+"""The copy thread by itself: its end holds nobody up, and a new save goes before a checksum."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from everstep.checkpoint import slots
+from everstep.checkpoint.copier import Copier, CpuTransfer, Job
+from everstep.checkpoint.format import Expected
+from everstep.checkpoint.slots import ShardWriter, SharedMemoryTooSmall
+from everstep.model import Rank, Step
+from tests.checkpoint.objects import Box, snapshot_of
+from tests.checkpoint.plain import writer
+
+
+class Outcomes:
+    """Records what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def refused(self, step: Step, error: SharedMemoryTooSmall) -> None:
+        self.told.append(f"refused {step}: {error}")
+
+    def torn(self, step: Step, entry: str) -> None:
+        self.told.append(f"torn {step} {entry}")
+
+    def failed(self, step: Step, error: Exception) -> None:
+        self.told.append(f"failed {step} {error}")
+
+
+def job() -> Job:
+    return Job(snapshot_of({"box": Box(torch.ones(1000))}), CpuTransfer())
+
+
+@pytest.mark.timeout(30)
+def test_a_save_that_comes_after_the_thread_ended_is_over_at_once() -> None:
+    def no_memory() -> ShardWriter:
+        raise OSError("no memory")
+
+    outcomes = Outcomes()
+    copier = Copier(no_memory, outcomes)
+    copier.start()
+    copier.stop()
+    copier.submit(job())
+    copier.hold()
+    copier.settle()
+    assert copier.flush(timeout_s=10)
+    assert outcomes.told == ["failed -1 no memory"]
+    assert copier.saved == -1
+
+
+def test_a_waiting_save_goes_before_the_checksum_of_the_one_before(shm: Path) -> None:
+    """The copy counts all the same: the disk tier computes the checksum that is missing."""
+    outcomes = Outcomes()
+    copier = Copier(lambda: writer(shm), outcomes)
+    copier._queue.put(None)  # a save is waiting
+    copier._save(job(), writer(shm))
+    assert copier.saved == 5
+    shard = slots.find(shm, Expected(step=Step(5), rank=Rank(0)))
+    assert shard.crc is None
+    assert outcomes.told == []

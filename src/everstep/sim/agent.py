@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from everstep import wire
 from everstep.core.agent import AgentCore
 from everstep.core.agent_io import (
+    BackUpShards,
     AgentAction,
     AgentEvent,
     ControllerConnected,
@@ -120,9 +121,11 @@ class Agent:
             self._persist(action, self._begin("persist"))
         elif isinstance(action, DoFault):
             self._do_fault(action)
-        else:
+        elif isinstance(action, LeaveMachine):
             self._cancel("persist", "kill")
             self._leave(action, 0.0)
+        else:
+            assert not isinstance(action, BackUpShards), "simulated machines name no shard port"
 
     def _remember(self) -> None:
         memory, core = self._machine.memory, self._core

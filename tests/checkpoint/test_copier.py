@@ -10,6 +10,7 @@ import torch
 from everstep.checkpoint import slots
 from everstep.checkpoint.copier import Copier, CpuTransfer, Job
 from everstep.checkpoint.format import Expected
+from everstep.checkpoint.need import Need
 from everstep.checkpoint.slots import ShardWriter, SharedMemoryTooSmall
 from everstep.model import Rank, Step
 from tests.checkpoint.objects import Box, snapshot_of
@@ -24,6 +25,9 @@ class Outcomes:
 
     def refused(self, step: Step, error: SharedMemoryTooSmall) -> None:
         self.told.append(f"refused {step}: {error}")
+
+    def reserved(self, need: Need) -> None:
+        self.told.append(f"reserved {need}")
 
     def torn(self, step: Step, entry: str) -> None:
         self.told.append(f"torn {step} {entry}")

@@ -10,14 +10,14 @@ import sys
 import msgspec
 import pytest
 
-import everstep.core.rules
+import everstep.core.restore
 import everstep.sim.loop
 from everstep.actions import Outcome
 from everstep.core.agent import AgentCore
 from everstep.core.controller import ControllerCore
 from everstep.core.ettr import Owner
-from everstep.core.restore import Choice, choose
-from everstep.model import Copy, PolicySpec, Published, Rank, RankStatus, Step
+from everstep.core.restore import Choice, Copies, choose
+from everstep.model import PolicySpec, Published, Rank, RankStatus, Step
 from everstep.sim.__main__ import main
 from everstep.sim.options import SLOWNESS, Harm, Network, Options, Script, draw
 from everstep.sim.run import RunFailed, run
@@ -150,26 +150,27 @@ def test_a_broken_promise_says_how_to_see_it_again(
 def test_a_core_that_restores_what_not_every_rank_has_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def newest_of_any(ranks: list[Rank], copies: list[Copy], published: list[Published]) -> Choice:
-        right = choose(ranks, copies, published)
-        newest = max(copies, key=lambda copy: copy.step, default=None)
+    def newest_of_any(ranks: list[Rank], copies: Copies) -> Choice:
+        right = choose(ranks, copies)
+        newest = max(copies.local, key=lambda copy: copy.step, default=None)
         if newest is None:
             return right
         wrong = Published(step=newest.step, generation=newest.generation)
-        return Choice(copy=wrong, from_memory=0, from_disk=0, why="newest of any rank")
+        return Choice(copy=wrong, local=0, fetch=(), disk=0, why="newest of any rank")
 
-    monkeypatch.setattr(everstep.core.rules, "choose", newest_of_any)
+    monkeypatch.setattr(everstep.core.restore, "choose", newest_of_any)
     assert re.search(r"restores step \d+ of generation \d+, which rank", first_failure(range(40)))
 
 
 def test_a_core_that_restores_too_old_a_step_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def two_back(ranks: list[Rank], copies: list[Copy], published: list[Published]) -> Choice:
-        right = choose(ranks, copies, published)
-        newest = max((copy.step for copy in copies), default=Step(0))
-        older = choose(ranks, [copy for copy in copies if copy.step < newest - 1], published)
+    def two_back(ranks: list[Rank], copies: Copies) -> Choice:
+        right = choose(ranks, copies)
+        newest = max((copy.step for copy in copies.local), default=Step(0))
+        left = tuple(copy for copy in copies.local if copy.step < newest - 1)
+        older = choose(ranks, Copies(local=left, published=copies.published))
         return older if older.copy.step > 0 else right
 
-    monkeypatch.setattr(everstep.core.rules, "choose", two_back)
+    monkeypatch.setattr(everstep.core.restore, "choose", two_back)
     assert "although every rank had finished step" in first_failure(range(40))
 
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 from everstep import wire
 from everstep.core.agent import AgentCore
 from everstep.core.agent_io import (
-    BackUpShards,
     AgentAction,
     AgentEvent,
+    BackUpShards,
     ControllerConnected,
     ControllerDisconnected,
     DoFault,

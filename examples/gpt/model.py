@@ -15,7 +15,6 @@ class Block(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.heads = width // HEAD_WIDTH
         self.norm_attention = nn.LayerNorm(width)
         self.qkv = nn.Linear(width, 3 * width, bias=False)
         self.out = nn.Linear(width, width, bias=False)
@@ -24,11 +23,12 @@ class Block(nn.Module):
         self.down = nn.Linear(4 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        batch, seq, width = x.shape
-        qkv = self.qkv(self.norm_attention(x)).view(batch, seq, 3, self.heads, HEAD_WIDTH)
-        q, k, v = qkv.permute(2, 0, 3, 1, 4)
+        batch, seq, _ = x.shape
+        # Head by head, so that tensor parallelism can cut between heads: -1 are those of this rank.
+        qkv = self.qkv(self.norm_attention(x)).view(batch, seq, -1, 3, HEAD_WIDTH)
+        q, k, v = qkv.permute(3, 0, 2, 1, 4)
         seen = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(seen.transpose(1, 2).reshape(batch, seq, width))
+        x = x + self.out(seen.transpose(1, 2).reshape(batch, seq, -1))
         change: Tensor = self.down(F.gelu(self.up(self.norm_mlp(x))))
         return x + change
 

@@ -1,6 +1,6 @@
-"""Trains a byte-level GPT on the source text of Python's standard library, with DDP.
+"""Trains a byte-level GPT on the source text of Python's standard library.
 
-One script for three ways to run it:
+One script for three ways to run it, and with --parallel for three ways to spread the model:
 
     python examples/gpt/train.py
     torchrun --nproc-per-node 4 examples/gpt/train.py
@@ -17,15 +17,16 @@ import argparse
 import ctypes
 import hashlib
 import os
+import time
 from pathlib import Path
 from typing import TextIO
 
 import torch
 import torch.distributed as dist
 from data import Batches, stdlib_text
+from layouts import LAYOUTS, spread
 from model import GPT
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 import everstep  # everstep
 
@@ -37,10 +38,11 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seq", type=int, default=64, help="bytes per sequence")
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--width", type=int, default=64)
+    parser.add_argument("--parallel", choices=LAYOUTS, default="ddp", help="see layouts.py")
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--loss-log", type=Path, help="rank 0 appends 'STEP LOSS' (hex float)")
-    parser.add_argument("--digest", type=Path, help="rank 0 writes the parameters' SHA-256 here")
+    parser.add_argument("--digest", type=Path, help="for the parameters' SHA-256")
     return parser.parse_args(argv)
 
 
@@ -56,18 +58,15 @@ def start_process_group() -> tuple[int, torch.device]:
     return dist.get_rank(), device
 
 
-def data_parallel(model: nn.Module, device: torch.device, seq: int) -> nn.Module:
-    """Wrap the model in DDP, with the buckets that every later step will have.
+def end_process_group() -> None:
+    """Leave together, when gloo's threads have let go of the last gradients.
 
-    DDP lays its gradient buckets out anew after the first backward pass. In a restarted process
-    that would be another step than in an undisturbed one, and with more than two ranks gloo then
-    adds the same numbers in another order. One backward pass on nothing settles the layout.
+    To free them, such a thread needs Python's lock; the end of the process group holds that lock
+    and waits for the thread. On a busy machine one rank in some hundred hung there for ever.
     """
-    wrapped = DistributedDataParallel(model)
-    nothing = torch.zeros(1, seq, dtype=torch.long, device=device)
-    wrapped(nothing, nothing).backward()
-    wrapped.zero_grad()
-    return wrapped
+    dist.barrier()
+    time.sleep(0.1)
+    dist.destroy_process_group()
 
 
 def learning_rate(step: int, args: argparse.Namespace) -> float:
@@ -78,10 +77,13 @@ def learning_rate(step: int, args: argparse.Namespace) -> float:
 
 
 def digest(model: nn.Module) -> str:
-    """SHA-256 of all parameters, bit for bit."""
+    """SHA-256 of all parameters that this rank holds, bit for bit."""
     total = hashlib.sha256()
     for parameter in model.parameters():
-        tensor = parameter.detach().cpu().contiguous()
+        mine: torch.Tensor = parameter.detach()
+        if hasattr(mine, "to_local"):
+            mine = mine.to_local()
+        tensor = mine.cpu().contiguous()
         total.update(ctypes.string_at(tensor.data_ptr(), tensor.nbytes))
     return total.hexdigest()
 
@@ -90,15 +92,15 @@ def train(args: argparse.Namespace, log: TextIO | None) -> None:
     rank, device = start_process_group()
     torch.manual_seed(args.seed)
     model = GPT(layers=args.layers, width=args.width, seq=args.seq).to(device)
-    parallel = data_parallel(model, device, args.seq) if dist.is_initialized() else model
-    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, fused=True)
-    batches = Batches(stdlib_text(), batch=args.batch, seq=args.seq, rank=rank, seed=args.seed)
+    forward, replica, fused = spread(model, args.parallel, device, args.seq)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, fused=fused, foreach=False)
+    batches = Batches(stdlib_text(), batch=args.batch, seq=args.seq, rank=replica, seed=args.seed)
 
     run = everstep.attach()  # everstep
     ckpt = run.checkpoint({"model": model, "optimizer": optimizer, "data": batches})  # everstep
     for step in run.steps(start=ckpt.restore(), stop=args.steps):  # was: in range(args.steps)
         inputs, targets = (tensor.to(device) for tensor in batches.next())
-        loss = parallel(inputs, targets)
+        loss = forward(inputs, targets)
         optimizer.zero_grad()
         loss.backward()
         for group in optimizer.param_groups:
@@ -112,11 +114,11 @@ def train(args: argparse.Namespace, log: TextIO | None) -> None:
         run.report(loss=value, tokens=inputs.numel())  # everstep
         ckpt.save(step)  # everstep
 
-    if rank == 0 and args.digest:
-        args.digest.write_text(digest(model) + "\n")
+    if args.digest and (rank == 0 or args.parallel != "ddp"):
+        path = args.digest.with_name(args.digest.name + (f"-{rank}" if rank else ""))
+        path.write_text(digest(model) + "\n")
     if dist.is_initialized():
-        dist.barrier()  # nobody leaves while gloo's threads still hold a gradient bucket
-        dist.destroy_process_group()
+        end_process_group()
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ import inspect
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -38,10 +39,18 @@ class Ranks:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            start_new_session=True,
         )
 
     def run(self, world_size: int, work: Callable[..., None], *arguments: str | int | Path) -> None:
         """Run `work(*arguments)` on every rank of a new process group; raise what any raises."""
+        failures = self.failures(world_size, work, *arguments)
+        assert not failures, "\n".join(failures)
+
+    def failures(
+        self, world_size: int, work: Callable[..., None], *arguments: str | int | Path
+    ) -> list[str]:
+        """The same for ranks that may end by an exception or a signal: a text for each that did."""
         texts = [str(each) if isinstance(each, Path) else each for each in arguments]
         file = Path(inspect.getfile(work)).relative_to(ROOT)
         order = [world_size, ".".join(file.with_suffix("").parts), work.__name__, texts]
@@ -51,13 +60,18 @@ class Ranks:
         self._process.stdin.flush()
         answer = self._process.stdout.readline()
         assert answer, "the process that forks ranks has died"
-        failures = json.loads(answer)
-        assert not failures, "\n".join(failures)
+        failures: list[str] = json.loads(answer)
+        return failures
 
     def close(self) -> None:
+        """Also after a test that ran out of patience: then its ranks hang, and are killed."""
         with self._process:
             assert self._process.stdin is not None
             self._process.stdin.close()
+            try:
+                self._process.wait(timeout=5)
+            except subprocess.TimeoutExpired:
+                os.killpg(self._process.pid, signal.SIGKILL)
         assert self._process.returncode == 0
 
 
@@ -109,8 +123,8 @@ def _one_rank(place: Path, rank: int, world_size: int, work: Callable[[], None])
     )
     try:
         work()
-        dist.barrier()
-        dist.destroy_process_group()
+        if dist.is_initialized():  # a script ends it itself
+            dist.barrier()  # and the process ends as it is: see the end of examples/gpt/train.py
     except BaseException:  # noqa: BLE001 -- the outermost of a rank: the test shows it
         (place / f"failure-{rank}").write_text(f"rank {rank}:\n{traceback.format_exc()}")
     return 0

@@ -27,7 +27,7 @@ class Outcomes:
         self.told.append(f"refused {step}: {error}")
 
     def reserved(self, need: Need) -> None:
-        self.told.append(f"reserved {need}")
+        """Told once, and no matter here."""
 
     def torn(self, step: Step, entry: str) -> None:
         self.told.append(f"torn {step} {entry}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import select
 import signal
 import socket
 import subprocess
@@ -505,7 +506,10 @@ def test_ranks_are_those_that_wait_already(warm: Warm) -> None:
 def test_a_lost_parked_rank_is_replaced_and_costs_nothing_but_time(warm: Warm) -> None:
     warm.job.script("script.py", "import os; print(os.environ['RANK'])")
     parked = warm.job.parked()
+    pidfd = os.pidfd_open(max(parked))
     os.kill(max(parked), signal.SIGKILL)
+    select.select([pidfd], [], [])  # its end is a fact, so the launcher can see it
+    os.close(pidfd)
     assert [ran.output for ran in warm.run("script.py", ranks=2)] == ["0\n", "1\n"]
     assert not warm.job.parked() & parked
 

@@ -60,7 +60,8 @@ def _close_incident(state: State, action: CloseIncident, now: Seconds) -> None:
     if incident is not None and incident.incident == action.incident:
         incident.closed_at = now
         incident.outcome = action.why
-        state.recoveries.clear()
+        # Recoveries are forgotten when steps advance (observe.py), not by time alone: a script that
+        # reports no steps and dies every few minutes would be started again for ever.
         state.proven = True
 
 

@@ -57,6 +57,7 @@ class BackingUp:
         self._step_s = step_s
         self._crew = Crew(here.setup.nproc_per_node)
         self._pace = TokenBucket(here.spec.checkpoint.backup_bytes_per_s)
+        self._maps = slots.Maps()
         self._told_bytes = 0
 
     async def back_up(self, order: BackUpStep) -> StepBackedUp | BackupFailed:
@@ -118,7 +119,7 @@ class BackingUp:
         def send() -> int:
             shm, rank = self._here.shm, peer.rank
             expected = Expected(step=order.step, rank=rank, generation=order.generation)
-            shard = slots.find(shm, expected)
+            shard = slots.find(shm, expected, self._maps.map)
             wanted = Put(
                 header=shard.header,
                 crc=shard.crc,

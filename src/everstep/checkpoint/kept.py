@@ -72,6 +72,7 @@ class Kept:
         self._lock = threading.Lock()
         self._segments: dict[tuple[Rank, int], Segment] = {}
         """Mapped once: mapping gigabytes again for every backup would cost more than it saves."""
+        self._maps = slots.Maps()
         self._read: dict[tuple[Rank, int], int] = {}
         """How many readers a slot has."""
 
@@ -154,7 +155,7 @@ class Kept:
             self._read[slot] = self._read.get(slot, 0) + 1
         try:
             path = slots.slot_path(directory, index)
-            yield shards.open_shard(slots.map_private(path), expected, str(path))
+            yield shards.open_shard(self._maps.map(path), expected, str(path))
         finally:
             with self._lock:
                 self._read[slot] -= 1

@@ -20,7 +20,7 @@ import ctypes
 import mmap
 import os
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from everstep.checkpoint import format as shards
@@ -319,8 +319,11 @@ def drop(shm: Path, header: Header) -> None:
             _void(directory, index)
 
 
-def find(shm: Path, expected: Expected) -> Shard:
-    """Open the slot that holds this step. Raises ShardMissing, ShardLost, or ShardBad."""
+def find(shm: Path, expected: Expected, mapped: Callable[[Path], mmap.mmap] | None = None) -> Shard:
+    """Open the slot that holds this step. Raises ShardMissing, ShardLost, or ShardBad.
+
+    `mapped` maps a file for reading; None: as map_private() does.
+    """
     directory = rank_shm(shm, expected.rank)
     headers = headers_in(directory)
     matching = [index for index, header in headers.items() if header.step == expected.step]
@@ -333,7 +336,7 @@ def find(shm: Path, expected: Expected) -> Shard:
     index = max(matching, key=lambda index: headers[index].sequence)
     path = slot_path(directory, index)
     try:
-        return shards.open_shard(map_private(path), expected, str(path))
+        return shards.open_shard((mapped or map_private)(path), expected, str(path))
     except shards.ShardBad as error:
         if unchanged(shm, headers[index]):
             raise
@@ -361,6 +364,26 @@ def map_private(path: Path) -> mmap.mmap:
         return mmap.mmap(fd, size, access=mmap.ACCESS_COPY)
     finally:
         os.close(fd)
+
+
+class Maps:
+    """Files that one process reads again and again, mapped once.
+
+    The first look at each page of a fresh mapping costs more than to read it. One thread at a time
+    for each file.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[Path, tuple[tuple[int, int], mmap.mmap]] = {}
+
+    def map(self, path: Path) -> mmap.mmap:
+        """The file as it is now, mapped for reading."""
+        stat = path.stat()
+        identity = (stat.st_ino, stat.st_size)
+        known = self._known.get(path)
+        if known is None or known[0] != identity:
+            known = self._known[path] = (identity, map_private(path))
+        return known[1]
 
 
 def headers_in(directory: Path) -> dict[int, Header]:

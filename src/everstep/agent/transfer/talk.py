@@ -9,12 +9,12 @@ shared memory; nothing here makes a copy of them.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol, TypeVar
 
 from everstep.agent.transfer import messages
+from everstep.agent.transfer.checksums import Checks, pieces_of
 from everstep.agent.transfer.messages import (
     AnyMessage,
     Challenge,
@@ -249,10 +249,8 @@ def _stranger(host: Host, hello: Hello) -> str:
 def _give(payload: memoryview) -> Talk[int]:
     """Send all pieces; the checksum of what was sent. Refused if the other end interrupts."""
     crc = 0
-    for at in range(0, len(payload), PIECE_BYTES):
-        piece = payload[at : at + PIECE_BYTES]
-        crc = zlib.crc32(piece, crc)
-        if (yield Send((messages.piece_head(len(piece), crc), piece), bulk=True)):
+    for data, crc in pieces_of(payload, PIECE_BYTES):
+        if (yield Send((messages.piece_head(len(data), crc), data), bulk=True)):
             _wished((yield from _listen()), Refusal)
     return crc
 
@@ -260,20 +258,22 @@ def _give(payload: memoryview) -> Talk[int]:
 def _take(payload: memoryview) -> Talk[int]:
     """Receive all pieces and the word that they are all; the checksum."""
     crc = done = 0
-    while done < len(payload):
-        head = yield from _head()
-        if head.message:
-            _wished(_heard((yield from _rest(head)).message), Refusal)
-        if not 0 < head.length <= len(payload) - done:
-            raise ProtocolBroken(
-                f"a piece of {head.length} bytes came where {len(payload) - done} are missing"
-            )
-        piece = payload[done : done + head.length]
-        yield Fill(piece)
-        crc = zlib.crc32(piece, crc)
-        if crc != head.crc:
-            raise ProtocolBroken(f"bytes {done} to {done + len(piece)} were changed under way")
-        done += len(piece)
+    with Checks() as checks:
+        while done < len(payload):
+            head = yield from _head()
+            if head.message:
+                _wished(_heard((yield from _rest(head)).message), Refusal)
+            if not 0 < head.length <= len(payload) - done:
+                raise ProtocolBroken(
+                    f"a piece of {head.length} bytes came where {len(payload) - done} are missing"
+                )
+            piece, crc = payload[done : done + head.length], head.crc
+            yield Fill(piece)
+            if not checks.expect(piece, crc):
+                raise ProtocolBroken(f"bytes before {done} were changed under way")
+            done += len(piece)
+        if not checks.right():
+            raise ProtocolBroken(f"bytes before {done} were changed under way")
     finished = yield from _hear(Finished)
     if finished.crc != crc:
         raise ProtocolBroken(f"checksum {finished.crc:08x} was sent, {crc:08x} came")

@@ -26,6 +26,9 @@ from everstep.checkpoint.slots import ShardLost, ShardMissing
 from everstep.model import Generation, Published, Rank, Step, Value
 
 MANIFEST = "manifest.json"
+KEEP_MIN = 2
+"""Published steps that are kept whatever was asked for: the newest one may be published while the
+one before it is just being restored."""
 _STEP = re.compile(r"step-(\d+)")
 
 
@@ -140,7 +143,7 @@ def publish(
     place = step_dir(directory, step)
     _write_atomically(place / MANIFEST, msgspec.json.format(msgspec.json.encode(manifest)))
     _sync_dir(directory)
-    _retain(directory, max(keep, 1))
+    _retain(directory, max(keep, KEEP_MIN))
 
 
 def published(directory: Path) -> list[Published]:

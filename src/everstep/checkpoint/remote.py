@@ -26,7 +26,7 @@ import msgspec
 
 from everstep.checkpoint import format as shards
 from everstep.checkpoint import slots
-from everstep.checkpoint.disk import MANIFEST, Manifest
+from everstep.checkpoint.disk import KEEP_MIN, MANIFEST, Manifest
 from everstep.checkpoint.format import CHUNK_BYTES, PAGE, Expected, Shard, ShardBad
 from everstep.checkpoint.slots import ShardLost, ShardMissing
 from everstep.checkpoint.tier import TierFailed
@@ -90,7 +90,7 @@ class RemoteTier:
                 payload_bytes=self._complete(published, world_size),
             )
             self._point_to(manifest)
-            self._retain(published, max(keep, 1))
+            self._retain(published, max(keep, KEEP_MIN))
 
     def published(self) -> list[Published]:
         """As in tier.py."""

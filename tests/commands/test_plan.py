@@ -241,6 +241,28 @@ def test_backups_are_chosen_by_flags() -> None:
     assert not made("--no-backup t.py").spec.checkpoint.backup
 
 
+def test_a_layout_is_read_and_must_be_that_of_the_job() -> None:
+    layout = "--local-machines 4 --nproc-per-node 2 --layout tp=2,pp=2,dp=2,order=tp-cp-pp-dp"
+    spec = made(f"{layout} t.py").spec.layout
+    assert spec is not None
+    assert (spec.tp, spec.pp, spec.dp, spec.order) == (2, 2, 2, ("tp", "cp", "pp", "dp"))
+    assert made("t.py").spec.layout is None
+
+
+@pytest.mark.parametrize(
+    ("layout", "sentence"),
+    [
+        ("tp=2", "is 2, but the job has 4 machines of 2 ranks, 8 in all"),
+        ("tp=two", "'tp=two' is no size; write tp=8,pp=4,dp=2"),
+        ("zero=8", "'zero=8' is no size"),
+        ("dp=8,ep=3", "ep=3 does not divide dp\\*cp=8"),
+    ],
+)
+def test_a_layout_of_another_job_is_refused(layout: str, sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        made(f"--local-machines 4 --nproc-per-node 2 --layout {layout} t.py")
+
+
 def test_keys_of_a_rendezvous_that_is_not_there_are_noted() -> None:
     made_plan = made("--nnodes 2 --rdzv-conf read_timeout=60,join_timeout=5 t.py")
     assert made_plan.join_timeout_s == 5

@@ -281,6 +281,13 @@ _OURS = (
         "steps since the last copy to disk.",
     ),
     _ours("--backup-every", "N", "Fewest steps between two copies to peers (default 10)."),
+    _ours(
+        "--layout",
+        "SIZES",
+        "Sizes of the parallel dimensions, as tp=8,pp=4,dp=2 (also cp and ep), and if it is not "
+        "Megatron's order=tp-cp-dp-pp, the order from the fastest to the slowest. Copies to peers "
+        "then lie where the loss of any one group of machines leaves one.",
+    ),
     _ours("--backup-rate", "MIB", "Most MiB per second that one machine sends to peers (0: all)."),
     _ours("--no-fork", "", "Start every rank in a fresh interpreter: slower, but no fork."),
     _ours("--preload", "PKG", "Installed package to import before ranks are forked.", many=True),
@@ -331,6 +338,7 @@ class RunFlags(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     no_backup: bool = False
     backup_every: int = 10
     backup_rate: int = 0
+    layout: str | None = None
     no_fork: bool = False
     preload: tuple[str, ...] = ()
     detach: bool = False

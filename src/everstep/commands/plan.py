@@ -12,9 +12,13 @@ import re
 from enum import StrEnum
 from pathlib import Path
 
+import msgspec
+from msgspec.structs import asdict
+
 from everstep.checkpoint.tier import FILE, TierFailed, is_url, tier_at
 from everstep.commands.flags import RunFlags
-from everstep.model import CheckpointSpec, JobId, JobSpec, PolicySpec, UserError, Value
+from everstep.core.groups import Layout
+from everstep.model import CheckpointSpec, JobId, JobSpec, LayoutSpec, PolicySpec, UserError, Value
 
 JOIN_TIMEOUT_S = 600.0
 """How long a machine waits for the controller: torchrun's default join_timeout."""
@@ -222,7 +226,29 @@ def _spec(flags: RunFlags, facts: HostFacts, *, name: JobId, nnodes: int, local:
             backup_bytes_per_s=float(flags.backup_rate << 20),
         ),
         policy=policy,
+        layout=None if flags.layout is None else read_layout(flags.layout, nnodes, nproc),
     )
+
+
+def read_layout(text: str, nnodes: int, nproc: int) -> LayoutSpec:
+    """The layout that --layout describes. Raises UserError if it is not that of these ranks."""
+    fields: dict[str, int | tuple[str, ...]] = {}
+    for part in text.split(","):
+        name, _, value = part.partition("=")
+        if name == "order":
+            fields[name] = tuple(value.split("-"))
+        elif name in ("tp", "cp", "dp", "pp", "ep") and value.isdecimal():
+            fields[name] = int(value)
+        else:
+            raise UserError(f"--layout {text}: {part!r} is no size; write tp=8,pp=4,dp=2.")
+    spec = msgspec.convert(fields, LayoutSpec)
+    layout = Layout(**asdict(spec), ranks_per_machine=nproc)
+    if layout.world_size != nnodes * nproc:
+        raise UserError(
+            f"--layout {text}: tp*cp*dp*pp is {layout.world_size}, but the job has"
+            f" {nnodes} machines of {nproc} ranks, {nnodes * nproc} in all."
+        )
+    return spec
 
 
 def _checkpoint_dir(flags: RunFlags, facts: HostFacts, name: JobId) -> str:

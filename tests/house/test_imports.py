@@ -23,6 +23,7 @@ HAS_TORCH = {
     "everstep.checkpoint.load",
     "everstep.checkpoint.merging",
     "everstep.checkpoint.naming",
+    "everstep.checkpoint.replicas",
     "everstep.checkpoint.rng",
     "everstep.checkpoint.start",
     "everstep.trainer.memory",

@@ -17,6 +17,7 @@ import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
+import msgspec
 import torch
 
 from everstep.checkpoint.format import (
@@ -30,6 +31,7 @@ from everstep.checkpoint.format import (
 )
 from everstep.checkpoint.layout import CannotPlace, Meshes, is_distributed, local_of
 from everstep.checkpoint.naming import Names, kind_of
+from everstep.checkpoint.replicas import Replicas
 from everstep.checkpoint.rng import RNG_ENTRY, rng_states
 from everstep.model import EverstepError, Step
 
@@ -141,7 +143,7 @@ class Table:
     taken over: that halves the time that training waits for a save of thousands of tensors.
     """
 
-    def __init__(self, previous: Table | None, meshes: Meshes) -> None:
+    def __init__(self, previous: Table | None, meshes: Meshes, replicas: Replicas) -> None:
         self.entries: list[TensorEntry] = []
         self.tensors: list[torch.Tensor] = []
         self.wholes: list[torch.Tensor] = []
@@ -150,6 +152,7 @@ class Table:
         self.owners: list[str] = []
         self.owner = ""
         self._meshes = meshes
+        self._replicas = replicas
         self._previous = None if previous is None else (previous.places, previous.entries)
         self._end = 0
         self._known: dict[_Place, int] = {}
@@ -183,6 +186,9 @@ class Table:
         entry = self._same_as_before(place)
         if entry is None:
             entry = _entry_of(tensor, padded(self._end), place[-1])
+            entry = msgspec.structs.replace(
+                entry, replicas=self._replicas.of(self.wholes[-1], entry.nbytes)
+            )
             self._previous = None  # offsets after this one may differ
         self.entries.append(entry)
         self.places.append(place)
@@ -217,19 +223,22 @@ class Capture:
         self._table: Table | None = None
         self._meshes = Meshes()
         self._names = Names(state)
+        self._replicas = Replicas(state)
 
     def snapshot(self, step: Step) -> Snapshot:
         """Freeze everything but the guarded tensors, which are watched. Raises CannotSave.
 
         The previous snapshot must have been copied: its memory is used again.
         """
-        table = self._table = Table(self._table, self._meshes)
+        self._replicas.begin()
+        table = self._table = Table(self._table, self._meshes, self._replicas)
         entries = []
         for name, read in _readers(self._state):
             table.owner = name
             entries.append(
                 StateEntry(
                     name=name,
+                    first=len(table.entries),
                     skeleton=_pickle(name, read, table),
                     kind=kind_of(self._state.get(name)),
                     names=self._names.of(name),
@@ -239,6 +248,7 @@ class Capture:
             entries=tuple(entries),
             tensors=tuple(table.entries),
             meshes=tuple(self._meshes.entries),
+            replicas=tuple(self._replicas.sets),
         )
         snapshot = Snapshot(step, index, table.tensors)
         self._stage.rewind()

@@ -1,6 +1,7 @@
 """The disk tier: whole steps in the checkpoint directory, for the loss of a machine.
 
-    DIRECTORY/step-N/rank-R.shard     the same bytes as the slot in memory, sealed
+    DIRECTORY/step-N/rank-R.shard     the same bytes as the slot in memory, sealed; of tensors that
+                                      other ranks hold too, only a slice (slices.py)
     DIRECTORY/step-N/manifest.json    written last, when every rank's shard is there: published
 
 Agents persist shards, the controller publishes steps, ranks read them. Everything is written under
@@ -20,12 +21,15 @@ from pathlib import Path
 import msgspec
 
 from everstep.checkpoint import format as shards
-from everstep.checkpoint import slots
+from everstep.checkpoint import slices, slots
 from everstep.checkpoint.format import CHUNK_BYTES, PAGE, Expected, Header, Shard, ShardBad
+from everstep.checkpoint.slices import Part
 from everstep.checkpoint.slots import ShardLost, ShardMissing
 from everstep.model import Generation, Published, Rank, Step, Value
 
 MANIFEST = "manifest.json"
+WHOLE = "write-whole"
+"""A file in DIRECTORY that says why slices are not to be relied on, if so."""
 KEEP_MIN = 2
 """Published steps that are kept whatever was asked for: the newest one may be published while the
 one before it is just being restored."""
@@ -39,7 +43,10 @@ class Manifest(Value, frozen=True, kw_only=True):
     generation: Generation
     world_size: int
     payload_bytes: tuple[int, ...]
-    """Of every rank's shard, in rank order."""
+    """Of every rank's file, in rank order."""
+    replicas: tuple[tuple[Rank, ...], ...] = ()
+    """Ranks that wrote slices of the same tensors. Of a tensor of B bytes, the one at position P of
+    N wrote those from P to P + 1 times B / N, rounded up to 64."""
 
 
 def step_dir(directory: Path, step: Step) -> Path:
@@ -65,7 +72,8 @@ def persist(shm: Path, rank: Rank, step: Step, directory: Path) -> Path:
     _make_dir(path.parent)
     temporary = path.with_suffix(".tmp")
     try:
-        crc = _write_shard(temporary, shard)
+        part = None if (directory / WHOLE).exists() else _cut(shard)
+        crc = _write_shard(temporary, shard, part)
         _check_copy(shm, shard, crc)
         temporary.rename(path)
     except BaseException:
@@ -90,18 +98,30 @@ def _check_copy(shm: Path, shard: Shard, crc: int) -> None:
         raise ShardBad(f"{shard.where} is damaged: it did not get to disk, and was dropped")
 
 
-def _write_shard(path: Path, shard: Shard) -> int:
-    """Write and fsync the file; the CRC-32 of what was written."""
+def _cut(shard: Shard) -> Part | None:
+    """An index that cannot be read is a slot that is being overwritten: _check_copy() will say."""
+    try:
+        return slices.cut(shard)
+    except ShardBad:
+        return None
+
+
+def _write_shard(path: Path, shard: Shard, part: Part | None) -> int:
+    """Write and fsync the file; the CRC-32 of the shard's whole payload."""
+    chunks = [shard.payload] if part is None else part.chunks
+    size = sum(map(len, chunks))
+    header = msgspec.structs.replace(shard.header, payload_bytes=size)
     crc = 0
     with path.open("wb", buffering=0) as file:
         file.write(b"\0" * PAGE)
-        for at in range(0, len(shard.payload), CHUNK_BYTES):
-            chunk = shard.payload[at : at + CHUNK_BYTES]
-            crc = zlib.crc32(chunk, crc)
-            _write_all(file.fileno(), chunk)
-        os.pwrite(file.fileno(), shards.header_page(shard.header, crc), 0)
+        for piece in chunks:
+            for at in range(0, len(piece), CHUNK_BYTES):
+                chunk = piece[at : at + CHUNK_BYTES]
+                crc = zlib.crc32(chunk, crc)
+                _write_all(file.fileno(), chunk)
+        os.pwrite(file.fileno(), shards.header_page(header, crc), 0)
         os.fsync(file.fileno())
-    return crc
+    return crc if part is None else part.crc
 
 
 def _write_all(fd: int, chunk: memoryview) -> None:
@@ -124,8 +144,10 @@ def publish(
 ) -> None:
     """Declare the step complete, then remove published steps beyond `keep` and older leftovers.
 
-    Raises ShardMissing or ShardBad if a rank's shard is not there or is another one, OSError if the
-    disk refuses. The payloads were checked when they were written and are checked when restored.
+    Raises ShardMissing or ShardBad if a rank's shard is not there or is another one, or if ranks
+    that wrote slices of the same tensors did not have the same (then the next step is written
+    whole), OSError if the disk refuses. The payloads were checked when they were written and are
+    checked when restored.
     """
     headers = [
         _header_on_disk(
@@ -139,11 +161,25 @@ def publish(
         generation=generation,
         world_size=world_size,
         payload_bytes=tuple(header.payload_bytes for header in headers),
+        replicas=_check_replicas(directory, step, world_size),
     )
     place = step_dir(directory, step)
     _write_atomically(place / MANIFEST, msgspec.json.format(msgspec.json.encode(manifest)))
     _sync_dir(directory)
     _retain(directory, max(keep, KEEP_MIN))
+
+
+def _check_replicas(directory: Path, step: Step, world_size: int) -> tuple[tuple[Rank, ...], ...]:
+    """The sets of ranks that wrote slices. Raises ShardBad if what they had was not the same."""
+    heads = {}
+    for rank in map(Rank, range(world_size)):
+        heads[rank] = slices.head_of(_open(directory, Expected(step=step, rank=rank)).payload)
+    why = slices.differing(heads)
+    if why is not None:
+        _write_atomically(directory / WHOLE, f"step {step}: {why}\n".encode())
+        raise ShardBad(f"{why}: step {step} is no use on disk, and the next is written whole")
+    sets = {members for head in heads.values() if head for members in head.replicas}
+    return tuple(sorted(sets))
 
 
 def published(directory: Path) -> list[Published]:
@@ -211,6 +247,25 @@ def _header_on_disk(path: Path, expected: Expected) -> Header:
 def read(directory: Path, expected: Expected) -> Shard:
     """Open the rank's shard of a published step. Raises ShardMissing or ShardBad."""
     manifest_of(directory, expected.step)
+    shard = _open(directory, expected)
+    if slices.head_of(shard.payload) is None:
+        return shard
+    shard.verify()
+    header = shard.header
+
+    def open_other(rank: Rank) -> Shard:
+        wanted = Expected(
+            step=header.step,
+            rank=rank,
+            generation=header.generation,
+            world_size=header.world_size,
+        )
+        return _open(directory, wanted)
+
+    return slices.join(shard, open_other)
+
+
+def _open(directory: Path, expected: Expected) -> Shard:
     path = shard_path(directory, expected.step, expected.rank)
     try:
         mapping = slots.map_private(path)

@@ -28,6 +28,7 @@ CHUNK_BYTES = 16 << 20
 """Piece in which payloads are hashed and written, so that a new save interrupts within 10 ms."""
 MAGIC = int.from_bytes(b"EVSHARD1", "little")
 VOID = 0
+NO_REPLICAS = -1
 
 _MAGIC_AT = 0
 _CHECK_AT = 8
@@ -98,6 +99,8 @@ class TensorEntry(Value, frozen=True, kw_only=True, array_like=True):
     """Device type the tensor was on: "cpu" or "cuda"."""
     placed: Placed | None = None
     """For the local shard of a DTensor: the whole that it belongs to."""
+    replicas: int = NO_REPLICAS
+    """Number in ShardIndex.replicas of the ranks that should hold the same bytes."""
 
 
 class EntryKind(StrEnum):
@@ -117,6 +120,8 @@ class StateEntry(Value, frozen=True, kw_only=True, array_like=True):
     skeleton: bytes
     """Pickle in which each tensor is a call of tensor_at(its number in the table)."""
     kind: EntryKind = EntryKind.OTHER
+    first: int = 0
+    """Number of its first tensor in the table; they follow each other."""
     names: tuple[str, ...] = ()
     """Of an optimizer: its parameters' names in their module, by their number in its state."""
 
@@ -127,6 +132,7 @@ class ShardIndex(Value, frozen=True, kw_only=True, array_like=True):
     entries: tuple[StateEntry, ...]
     tensors: tuple[TensorEntry, ...]
     meshes: tuple[MeshEntry, ...] = ()
+    replicas: tuple[tuple[Rank, ...], ...] = ()
 
 
 def tensor_at(number: int) -> object:
@@ -218,8 +224,12 @@ def pack_index(index: ShardIndex) -> bytes:
     return raw.ljust(padded(len(raw), PAGE), b"\0")
 
 
-def unpack_index(payload: memoryview) -> tuple[ShardIndex, int]:
-    """The index and the place in the payload where the tensors start. Raises ShardBad."""
+def unpack_index(payload: memoryview, size: int | None = None) -> tuple[ShardIndex, int]:
+    """The index and the place in the payload where the tensors start. Raises ShardBad.
+
+    `size` is the whole payload's if this is only its beginning.
+    """
+    whole = len(payload) if size is None else size
     try:
         (length,) = _LENGTH.unpack_from(payload, 0)
         body = payload[_LENGTH.size : _LENGTH.size + length]
@@ -228,8 +238,10 @@ def unpack_index(payload: memoryview) -> tuple[ShardIndex, int]:
         raise ShardBad(f"the index of the shard cannot be read: {error}") from error
     tensors_at = padded(_LENGTH.size + length, PAGE)
     for entry in index.tensors:
-        if entry.offset < 0 or tensors_at + entry.offset + entry.nbytes > len(payload):
-            raise ShardBad(f"the shard's index points beyond its {len(payload)} bytes")
+        if entry.offset < 0 or tensors_at + entry.offset + entry.nbytes > whole:
+            raise ShardBad(f"the shard's index points beyond its {whole} bytes")
+        if not NO_REPLICAS <= entry.replicas < len(index.replicas):
+            raise ShardBad(f"the shard's index names replicas {entry.replicas}, which it lacks")
         if entry.placed is not None and not 0 <= entry.placed.mesh < len(index.meshes):
             raise ShardBad(f"the shard's index names mesh {entry.placed.mesh}, which it lacks")
     return index, tensors_at

@@ -1,0 +1,241 @@
+"""Replicas write one copy together: each gets its own bytes back, or an error, never others."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+
+from everstep.checkpoint import disk, replicas, slices, slots
+from everstep.checkpoint.format import (
+    NO_REPLICAS,
+    Expected,
+    Header,
+    Shard,
+    ShardBad,
+    ShardIndex,
+    StateEntry,
+    TensorEntry,
+    crc_of,
+    pack_index,
+    padded,
+)
+from everstep.model import Generation, Rank, Step
+from tests.checkpoint.nets import Training, checkpoint, same
+from tests.checkpoint.ranks import Ranks
+
+STEP = Step(4)
+ALL = (Rank(0), Rank(1), Rank(2))
+
+
+def payload_of(rank: int, sizes: list[tuple[int, int]], own: int) -> memoryview:
+    """A payload of replicated tensors and others, at places that no other rank has them at.
+
+    `sizes`: bytes of each tensor, and whether it is replicated on all ranks (0) or on none.
+    """
+    at = 0
+    tensors, content = [], bytearray()
+    for number, (size, kind) in enumerate([(own, NO_REPLICAS), *sizes]):
+        at = padded(len(content))
+        content += bytes(at - len(content))
+        seed = f"{number}" if kind == 0 else f"{number} of {rank}"
+        content += random.Random(seed).randbytes(size)
+        entry = TensorEntry(
+            dtype="uint8",
+            shape=(size,),
+            stride=(1,),
+            offset=at,
+            nbytes=size,
+            device="cpu",
+            replicas=kind,
+        )
+        tensors.append(entry)
+    entries = (
+        StateEntry(name="loader", skeleton=b"l" * (rank * 3000), first=0),
+        StateEntry(name="model", skeleton=b"m", first=1),
+    )
+    index = ShardIndex(entries=entries, tensors=tuple(tensors), replicas=(ALL,))
+    return memoryview(bytearray(pack_index(index) + content))
+
+
+def shard_of(rank: int, payload: memoryview) -> Shard:
+    header = Header(
+        step=STEP,
+        generation=Generation(1),
+        rank=Rank(rank),
+        world_size=len(ALL),
+        sequence=1,
+        payload_bytes=len(payload),
+    )
+    return Shard(header, crc_of(payload), payload, f"rank {rank}")
+
+
+def written(part: slices.Part, rank: int) -> Shard:
+    return shard_of(rank, memoryview(bytearray(b"".join(part.chunks))))
+
+
+def cut(shard: Shard) -> slices.Part:
+    part = slices.cut(shard)
+    assert part is not None
+    return part
+
+
+@given(
+    sizes=st.lists(st.tuples(st.integers(0, 900), st.sampled_from([0, NO_REPLICAS])), max_size=6),
+    own=st.integers(0, 200),
+)
+def test_every_rank_gets_its_own_bytes_back_from_the_parts(
+    sizes: list[tuple[int, int]], own: int
+) -> None:
+    shards = [shard_of(rank, payload_of(rank, [*sizes, (500, 0)], own + rank)) for rank in ALL]
+    parts = [written(cut(shard), rank) for rank, shard in enumerate(shards)]
+    assert slices.differing({rank: slices.head_of(parts[rank].payload) for rank in ALL}) is None
+    for rank, shard in enumerate(shards):
+        joined = slices.join(parts[rank], parts.__getitem__)
+        joined.verify()
+        assert joined.payload == shard.payload
+        assert joined.header == shard.header
+
+
+@given(nbytes=st.integers(0, 10_000), count=st.integers(2, 9))
+def test_slices_follow_each_other_and_end_where_the_tensor_does(nbytes: int, count: int) -> None:
+    found = [slices.slice_of(nbytes, count, position) for position in range(count)]
+    assert found[0][0] == 0
+    assert found[-1][1] == nbytes
+    assert all(end == begin for (_, end), (begin, _) in itertools.pairwise(found))
+
+
+def test_together_replicas_write_little_more_than_one_copy() -> None:
+    shards = [shard_of(rank, payload_of(rank, [(3 << 20, 0)], 100)) for rank in ALL]
+    total = sum(cut(shard).nbytes for shard in shards)
+    assert 3 << 20 < total < (3 << 20) + 100_000
+
+
+def three(sizes: list[tuple[int, int]]) -> list[Shard]:
+    return [written(cut(shard_of(rank, payload_of(rank, sizes, 9))), rank) for rank in ALL]
+
+
+def test_one_different_bit_on_one_replica_is_named() -> None:
+    payload = payload_of(1, [(500, 0), (700, 0)], 9)
+    payload[-400] ^= 1  # in the slice of rank 1
+    parts = three([(500, 0), (700, 0)])
+    parts[1] = written(cut(shard_of(1, payload)), 1)
+    why = slices.differing({rank: slices.head_of(parts[rank].payload) for rank in ALL})
+    assert why is not None
+    assert "tensor 1 of 'model' is not the same on ranks 0 and 1" in why
+    joined = slices.join(parts[0], parts.__getitem__)
+    with pytest.raises(ShardBad, match="rank 0 with the slices of ranks 1, 2 is damaged"):
+        joined.verify()
+
+
+def test_a_replica_that_lacks_a_tensor_or_wrote_all_is_named() -> None:
+    parts = three([(500, 0)])
+    more = three([(500, 0), (600, 0)])
+    heads = {rank: slices.head_of(parts[rank].payload) for rank in ALL}
+    why = slices.differing(heads | {Rank(0): slices.head_of(more[0].payload)})
+    assert why is not None
+    assert "tensor 1 of 'model' is on 1 of the ranks 0, 1, 2" in why
+    assert slices.differing({**heads, Rank(2): None}) is not None
+    with pytest.raises(ShardBad, match="rank 1 lacks tensor 1 of 'model'"):
+        slices.join(more[0], parts.__getitem__)
+
+
+@pytest.mark.parametrize("at", [0, 9, 17, 40, 4096, 5000])
+def test_a_flipped_bit_of_a_part_is_found_or_does_no_harm(at: int) -> None:
+    parts = three([(500, 0)])
+    whole = [slices.join(parts[rank], parts.__getitem__).payload for rank in ALL]
+    parts[1].payload[at] ^= 8
+    with pytest.raises(ShardBad, match="rank 1 is damaged"):
+        parts[1].verify()
+    harmed = 0
+    for rank in (0, 2):
+        try:
+            joined = slices.join(parts[rank], parts.__getitem__)
+            joined.verify()
+        except ShardBad:
+            harmed += 1
+        else:
+            assert joined.payload == whole[rank]
+    assert harmed == (0 if at in (40, 5000) else 2)
+
+
+# --- on real ranks, through the disk -------------------------------------------------------------
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    forked = Ranks()
+    yield forked
+    forked.close()
+
+
+def save_once(layout: str, shm: str, spoil: int) -> Training:
+    replicas.SLICED_FROM_BYTES = 1  # the net is tiny
+    training = Training(layout)
+    training.step()
+    if training.replica == spoil:
+        training.net.down.bias.data.add_(1)
+    ckpt = checkpoint(shm, training.state)
+    ckpt.save(STEP)
+    ckpt.flush(30)
+    return training
+
+
+def save_and_restore_from_disk(layout: str, shm: str, directory: str, spoil: int) -> None:
+    training = save_once(layout, shm, spoil)
+    dist.barrier()
+    if dist.get_rank() == 0:
+        to_disk(Path(shm), Path(directory), spoilt=spoil >= 0)
+    dist.barrier()
+    again = Training(layout, seed=3)
+    empty = f"{shm}/of-a-new-machine"
+    restored = checkpoint(empty, again.state, restore=STEP, directory=directory)
+    assert restored.restore() == STEP + 1
+    assert same(again.bits(), training.bits())
+
+
+def to_disk(shm: Path, directory: Path, *, spoilt: bool) -> None:
+    """As agents and the controller do; a second time, if replicas were none."""
+    for rank in range(dist.get_world_size()):
+        disk.persist(shm, Rank(rank), STEP, directory)
+    if spoilt:
+        why = "of 'model' is not the same on ranks 0 and 1.* and the next is written whole"
+        with pytest.raises(ShardBad, match=why):
+            disk.publish(directory, STEP, Generation(1), dist.get_world_size(), keep=2)
+        for rank in range(dist.get_world_size()):
+            disk.persist(shm, Rank(rank), STEP, directory)
+    disk.publish(directory, STEP, Generation(1), dist.get_world_size(), keep=2)
+
+
+@pytest.mark.parametrize(("layout", "size"), [("ddp", 3), ("hsdp", 4), ("fsdp-tp", 4)])
+def test_each_rank_restores_its_state_from_everybodys_slices(
+    ranks: Ranks, shm: Path, tmp_path: Path, layout: str, size: int
+) -> None:
+    ranks.run(size, save_and_restore_from_disk, layout, shm, tmp_path, -1)
+    assert not (tmp_path / disk.WHOLE).exists()
+    sliced = [slices.head_of(slots_payload(tmp_path, rank)) is not None for rank in range(size)]
+    assert all(sliced)
+    assert disk.manifest_of(tmp_path, STEP).replicas
+
+
+def slots_payload(directory: Path, rank: int) -> memoryview:
+    path = disk.shard_path(directory, STEP, Rank(rank))
+    return memoryview(slots.map_private(path))[4096:]
+
+
+def test_replicas_that_are_none_are_found_out_and_written_whole(
+    ranks: Ranks, shm: Path, tmp_path: Path
+) -> None:
+    ranks.run(2, save_and_restore_from_disk, "ddp", shm, tmp_path, 1)
+    assert "'model' is not the same" in (tmp_path / disk.WHOLE).read_text()
+    assert disk.manifest_of(tmp_path, STEP).replicas == ()
+    for rank in range(2):
+        disk.read(tmp_path, Expected(step=STEP, rank=Rank(rank))).verify()

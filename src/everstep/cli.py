@@ -36,8 +36,8 @@ StateDir = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Answer in JSON on standard output.")]
 From = Annotated[
-    Path | None,
-    typer.Option("--from", metavar="DIR", help="A checkpoint directory, instead of a job's."),
+    str | None,
+    typer.Option("--from", metavar="DIR|URL", help="Where steps lie, instead of a job's."),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show it, and do nothing.")]
 
@@ -215,7 +215,7 @@ def main() -> None:
         sys.exit(1)
 
 
-def _checkpoints(job: str | None, source: Path | None, state: str | None) -> Path:
+def _checkpoints(job: str | None, source: str | None, state: str | None) -> str:
     if source is None:
         return checkpoint.directory_of(_job(job, state))
     if job is not None:

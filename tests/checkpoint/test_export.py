@@ -18,6 +18,7 @@ from everstep.checkpoint.export import ExportRefused, export
 from everstep.checkpoint.format import ShardBad
 from everstep.checkpoint.layout import is_distributed
 from everstep.checkpoint.slots import ShardMissing
+from everstep.checkpoint.tier import tier_at
 from everstep.model import Generation, Rank, Step
 from everstep.trainer.checkpoint import CheckpointUnusable
 from tests.checkpoint.nets import LAYOUTS, Net, Training, checkpoint, same, trained
@@ -78,7 +79,7 @@ def check(training: Training, place: str) -> None:
 
 def exported(ranks: Ranks, layout: str, shm: Path, place: Path) -> Path:
     ranks.run(LAYOUTS[layout], train_and_publish, layout, shm, place)
-    done = export(place / "steps", STEP, place / "dcp")
+    done = export(tier_at(str(place / "steps")), STEP, place / "dcp")
     assert done.notes == ()
     return place / "dcp"
 
@@ -187,14 +188,15 @@ def test_a_damaged_or_missing_shard_is_not_exported(
 ) -> None:
     ranks.run(2, train_and_publish, "ddp", shm, tmp_path)
     steps = tmp_path / "steps"
+    tier = tier_at(str(steps))
     with pytest.raises(ShardMissing, match="step 7 is not published"):
-        export(steps, Step(7), tmp_path / "none")
+        export(tier, Step(7), tmp_path / "none")
     shard = disk.shard_path(steps, STEP, Rank(1))
     content = bytearray(shard.read_bytes())
     content[-70] ^= 4
     shard.write_bytes(content)
     with pytest.raises(ShardBad, match=r"rank-1\.shard is damaged"):
-        export(steps, STEP, tmp_path / "none")
+        export(tier, STEP, tmp_path / "none")
     assert not (tmp_path / "none").exists()
     with pytest.raises(ExportRefused, match="not empty"):
-        export(steps, STEP, steps)
+        export(tier, STEP, steps)

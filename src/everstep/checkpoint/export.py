@@ -34,7 +34,6 @@ from torch.distributed.checkpoint.planner import (
 )
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from everstep.checkpoint import disk
 from everstep.checkpoint.capture import element_type, views_of
 from everstep.checkpoint.format import (
     EntryKind,
@@ -45,6 +44,7 @@ from everstep.checkpoint.format import (
 )
 from everstep.checkpoint.load import Reader
 from everstep.checkpoint.merging import CannotMerge, Path, Piece, Whole, key_of, merge
+from everstep.checkpoint.tier import Tier
 from everstep.model import Rank, Step, UserError, Value
 
 ABOUT = "everstep"
@@ -76,15 +76,15 @@ class Exported(Value, frozen=True, kw_only=True):
     """Sentences about what was left out or differs between ranks."""
 
 
-def export(source: FilePath, step: Step, target: FilePath) -> Exported:
-    """Write a published step of a checkpoint directory as a DCP directory.
+def export(source: Tier, step: Step, target: FilePath) -> Exported:
+    """Write a published step as a DCP directory.
 
     Raises ExportRefused if `target` holds something, ShardMissing or ShardBad if the step is not
-    whole, CannotMerge if the ranks' states make no whole, OSError.
+    whole, CannotMerge if the ranks' states make no whole, OSError, TierFailed.
     """
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ExportRefused(f"{target} exists and is not empty: name a new directory")
-    manifest = disk.manifest_of(source, step)
+    manifest = source.manifest(step)
     ranks = {
         rank: _RankState(_open(source, step, Rank(rank))) for rank in range(manifest.world_size)
     }
@@ -103,8 +103,8 @@ def export(source: FilePath, step: Step, target: FilePath) -> Exported:
     return Exported(keys=len(found), tensor_bytes=sum(sizes), notes=tuple(notes))
 
 
-def _open(source: FilePath, step: Step, rank: Rank) -> Shard:
-    shard = disk.read(source, Expected(step=step, rank=rank))
+def _open(source: Tier, step: Step, rank: Rank) -> Shard:
+    shard = source.read(Expected(step=step, rank=rank))
     shard.verify()
     return shard
 

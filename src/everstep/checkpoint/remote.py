@@ -102,6 +102,14 @@ class RemoteTier:
                     found.append(Published(step=step, generation=manifest.generation))
             return found
 
+    def manifest(self, step: Step) -> Manifest:
+        """As in tier.py."""
+        with self._failing(f"tell of step {step}"):
+            found = self._manifest(step)
+        if found is None:
+            raise ShardMissing(f"step {step} is not published in {self._url}")
+        return found
+
     def withdraw(self, step: Step) -> None:
         """As in tier.py."""
         self._remove(self._pointer(step))

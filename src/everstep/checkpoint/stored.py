@@ -1,4 +1,4 @@
-"""What people ask about the disk tier: which steps are there, and are they whole.
+"""What people ask about steps on disk or in a store: which steps are there, and are they whole.
 
 `everstep checkpoint` calls it. Reads only, without torch: a step that is whole here can be restored
 by the job that wrote it.
@@ -6,11 +6,9 @@ by the job that wrote it.
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from everstep.checkpoint import disk
 from everstep.checkpoint.format import Expected, ShardBad
 from everstep.checkpoint.slots import ShardMissing
+from everstep.checkpoint.tier import Tier
 from everstep.model import EverstepError, Generation, Rank, Step, Value
 
 
@@ -21,10 +19,8 @@ class StoredStep(Value, frozen=True, kw_only=True):
     generation: Generation
     """The one that computed it."""
     world_size: int
-    disk_bytes: int
-    """Of all its files."""
-    published_at_s: float
-    """Unix time."""
+    stored_bytes: int
+    """What all ranks wrote."""
 
 
 class CheckedStep(Value, frozen=True, kw_only=True):
@@ -42,48 +38,45 @@ class NoSuchStep(EverstepError):
     exit_code = 2
 
 
-def stored(directory: Path) -> list[StoredStep]:
+def stored(tier: Tier) -> list[StoredStep]:
     """All published steps, oldest first."""
-    return [_describe(directory, item.step) for item in disk.published(directory)]
+    return [_describe(tier, item.step) for item in tier.published()]
 
 
-def newest(directory: Path) -> Step:
+def newest(tier: Tier) -> Step:
     """Raises NoSuchStep if there is none."""
-    steps = [item.step for item in disk.published(directory)]
+    steps = tier.published()
     if not steps:
-        raise NoSuchStep(f"there is no published step in {directory}")
-    return steps[-1]
+        raise NoSuchStep("there is no published step")
+    return steps[-1].step
 
 
-def find(directory: Path, step: Step) -> StoredStep:
+def find(tier: Tier, step: Step) -> StoredStep:
     """Raises NoSuchStep, which names those that are there."""
     try:
-        return _describe(directory, step)
+        return _describe(tier, step)
     except ShardMissing as error:
-        there = ", ".join(str(item.step) for item in disk.published(directory)) or "none"
+        there = ", ".join(str(item.step) for item in tier.published()) or "none"
         raise NoSuchStep(f"{error}; published are: {there}") from error
 
 
-def verify(directory: Path, step: Step) -> CheckedStep:
+def verify(tier: Tier, step: Step) -> CheckedStep:
     """Read every shard of a published step and compare its checksum."""
-    world_size = find(directory, step).world_size
+    world_size = find(tier, step).world_size
     problems = []
     for rank in range(world_size):
         try:
-            disk.read(directory, Expected(step=step, rank=Rank(rank))).verify()
+            tier.read(Expected(step=step, rank=Rank(rank))).verify()
         except (ShardMissing, ShardBad) as error:
             problems.append(str(error))
     return CheckedStep(step=step, world_size=world_size, problems=tuple(problems))
 
 
-def _describe(directory: Path, step: Step) -> StoredStep:
-    manifest = disk.manifest_of(directory, step)
-    place = disk.step_dir(directory, step)
-    files = [path.stat() for path in place.iterdir()]
+def _describe(tier: Tier, step: Step) -> StoredStep:
+    manifest = tier.manifest(step)
     return StoredStep(
         step=step,
         generation=manifest.generation,
         world_size=manifest.world_size,
-        disk_bytes=sum(file.st_size for file in files),
-        published_at_s=(place / disk.MANIFEST).stat().st_mtime,
+        stored_bytes=sum(manifest.payload_bytes),
     )

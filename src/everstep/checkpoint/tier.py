@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from everstep.checkpoint import disk
+from everstep.checkpoint.disk import Manifest
 from everstep.checkpoint.format import Expected, Shard
 from everstep.model import EverstepError, Published, Rank, Step
 
@@ -41,6 +42,9 @@ class Tier(Protocol):
     def published(self) -> list[Published]:
         """Complete steps, oldest first. Raises TierFailed if that cannot be found out."""
 
+    def manifest(self, step: Step) -> Manifest:
+        """What a published step says about itself. Raises ShardMissing, TierFailed."""
+
     def withdraw(self, step: Step) -> None:
         """Take a publication back: a shard of it turned out to be bad."""
 
@@ -63,6 +67,9 @@ class DirectoryTier:
 
     def published(self) -> list[Published]:
         return disk.published(self._directory)
+
+    def manifest(self, step: Step) -> Manifest:
+        return disk.manifest_of(self._directory, step)
 
     def withdraw(self, step: Step) -> None:
         disk.withdraw(self._directory, step)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
+import everstep
 from everstep.checkpoint import disk
 from everstep.checkpoint.export import ExportRefused, export
 from everstep.checkpoint.format import ShardBad
@@ -29,6 +33,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
 ]
 STEP = Step(2)
+SOURCE = str(Path(everstep.__file__).parents[1])
 
 
 @pytest.fixture(scope="module")
@@ -200,3 +205,46 @@ def test_a_damaged_or_missing_shard_is_not_exported(
     assert not (tmp_path / "none").exists()
     with pytest.raises(ExportRefused, match="not empty"):
         export(tier, STEP, steps)
+
+
+SCRIPT = """
+import sys
+import torch
+from torch import nn
+from torch.distributed.checkpoint import load
+from torch.distributed.checkpoint.state_dict import get_state_dict
+
+up = nn.Linear(10, 14)
+model = nn.ModuleDict({"up": up})
+optimizer = torch.optim.AdamW(model.parameters())
+model_state, optimizer_state = get_state_dict(model, optimizer)
+optimizer_state.pop("param_groups")
+data = {"rank-1": {"position": 0}}
+load({"model": model_state, "optimizer": optimizer_state, "data": data}, checkpoint_id=sys.argv[1])
+wanted = torch.load(sys.argv[2])
+assert torch.equal(up.weight, wanted["up.weight"])
+moment = optimizer_state["state"]["up.weight"]["exp_avg_sq"]
+assert torch.equal(moment, wanted["up.weight/exp_avg_sq"])
+assert data == {"rank-1": {"position": 3}}
+assert not [name for name in sys.modules if name.startswith("everstep")]
+"""
+
+
+def test_the_command_exports_for_scripts_that_know_nothing_of_everstep(
+    ranks: Ranks, shm: Path, tmp_path: Path
+) -> None:
+    ranks.run(2, train_and_publish, "tp", shm, tmp_path)
+    words = ("checkpoint", "export", "newest", "exported", "--from", "steps")
+    done = subprocess.run(
+        [sys.executable, "-m", "everstep", *words],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": SOURCE},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"step {STEP} is in exported: ")
+    assert done.stderr == ""
+    script = [sys.executable, "-W", "ignore", "-c", SCRIPT, "exported", "whole.pt"]
+    subprocess.run(script, cwd=tmp_path, check=True)

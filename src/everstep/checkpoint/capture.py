@@ -276,7 +276,9 @@ def _readers(state: Mapping[str, Stateful]) -> Iterator[tuple[str, Callable[[], 
 def _pickle(name: str, read: Callable[[], Any], table: Table) -> bytes:
     file = io.BytesIO()
     try:
-        Collector(file, table).dump(read())
+        value = read()
+        with torch.no_grad():
+            Collector(file, table).dump(value)
     except (pickle.PicklingError, TypeError, AttributeError, CannotPlace) as error:
         raise CannotSave(f"the state of {name!r} cannot be saved: {error}") from error
     return file.getvalue()

@@ -51,7 +51,8 @@ class Guard:
         """Addresses of the tensors that change only after `wait`. Optimizer state comes and goes,
         so this is asked at every save.
         """
-        return {local_of(tensor).data_ptr() for tensor in self._tensors()}
+        with torch.no_grad():
+            return {local_of(tensor).data_ptr() for tensor in self._tensors()}
 
     def _tensors(self) -> Iterator[torch.Tensor]:
         for optimizer in self._optimizers:

@@ -46,8 +46,10 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor:
     """The memory of a tensor on this rank: of a DTensor, its local shard."""
     if not is_distributed(tensor):
         return tensor
-    with torch.no_grad():  # with gradients, a view would be made
-        local: Any = tensor.to_local()
+    if torch.is_grad_enabled():
+        with torch.no_grad():  # with gradients, it would be a view of its own
+            return local_of(tensor)
+    local: Any = tensor.to_local()
     # A shard that a collective is still writing waits for it.
     whole: torch.Tensor = local.wait() if hasattr(local, "wait") else local
     return whole

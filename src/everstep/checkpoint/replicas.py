@@ -19,7 +19,7 @@ from everstep.checkpoint.format import NO_REPLICAS
 from everstep.checkpoint.layout import is_distributed, tensors_in
 from everstep.model import Rank
 
-SLICED_FROM_BYTES = 64 << 10
+SLICED_FROM_BYTES = 4 << 10
 """Smaller tensors are written whole by every rank: a slice of them costs more than it saves."""
 
 

@@ -16,7 +16,7 @@ from tests.checkpoint.lockstep import fork
 from tests.trainer.surroundings import Surroundings
 from tests.trainer.training import Training, train
 
-STOP = 60
+STOP = 90
 
 
 class Job:
@@ -30,10 +30,22 @@ class Job:
         self.restored = -1
         self.made_by = 0
         self.pid = 0
+        self._leave_in, self._leave_out = os.pipe()
 
-    def start(self) -> None:
+    def start(self, steps: int) -> None:
+        """Let it finish so many steps and begin one more: it must not run away from its killer."""
         self.generation += 1
+        os.close(self._leave_in)
+        os.close(self._leave_out)
+        self._leave_in, self._leave_out = os.pipe()
+        os.write(self._leave_out, b"x" * steps)
         self.pid = fork(self._train)
+
+    def close(self) -> None:
+        os.close(self._leave_in)
+        os.close(self._leave_out)
+        if self.pid:
+            self.kill()
 
     def lines(self) -> list[str]:
         """Finished lines; a kill may cut the last one off."""
@@ -56,6 +68,7 @@ class Job:
 
         def finished(line: str) -> None:
             os.write(fd, f"{line}\n".encode())
+            os.read(self._leave_in, 1)
 
         run = self.here.run(self.generation, self.restored, self.made_by)
         train(run, STOP, finished=finished)
@@ -66,8 +79,7 @@ def job(here: Surroundings, tmp_path: Path) -> Iterator[Job]:
     warm_up()
     job = Job(here, tmp_path / "log")
     yield job
-    if job.pid:
-        job.kill()
+    job.close()
 
 
 def warm_up() -> None:
@@ -86,8 +98,10 @@ def test_training_that_is_killed_again_and_again_computes_what_it_would_have(job
     rng = random.Random(4)
     kills = 0
     while job.restored < STOP - 12:
-        job.start()
-        job.wait_for_lines(len(job.lines()) + rng.randint(1, 4))
+        steps = rng.randint(1, 4)
+        goal = len(job.lines()) + steps
+        job.start(steps)
+        job.wait_for_lines(goal)
         until = time.perf_counter() + rng.random() * 2e-3
         while time.perf_counter() < until:
             pass
@@ -99,7 +113,7 @@ def test_training_that_is_killed_again_and_again_computes_what_it_would_have(job
         job.made_by = copies[Step(job.restored)]
         assert job.restored in (finished, finished - 1)
     assert kills >= 15
-    job.start()
+    job.start(STOP)
     os.waitpid(job.pid, 0)
     job.pid = 0
     check_log(job)

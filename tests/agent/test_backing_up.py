@@ -19,7 +19,7 @@ from everstep.agent.saved import Saves
 from everstep.agent.shards import Shards
 from everstep.agent.this_machine import ThisMachine
 from everstep.agent.transfer import client
-from everstep.checkpoint import slots
+from everstep.checkpoint import disk, slots
 from everstep.checkpoint.format import PAGE, Expected, crc_of
 from everstep.checkpoint.pins import Pins, pins_of
 from everstep.checkpoint.slots import ShardWriter, Writer
@@ -380,6 +380,26 @@ def test_a_source_that_is_gone_fails_the_start_with_its_name(
     with pytest.raises(NotFetched, match=r"step 10 could not be fetched: m1 at .*: no connection"):
         newcomer.make_ready(order)
     assert newcomer.held() == [[], []]
+
+
+def test_a_step_that_is_also_on_disk_is_read_there_if_its_peer_is_gone(
+    pair: tuple[Host, Host], hosts: Hosts, capsys: pytest.CaptureFixture[str]
+) -> None:
+    m0, m1 = pair
+    directory = Path(m0.here.spec.checkpoint.directory)
+    for host in pair:
+        host.save(10)
+        for rank in host.ranks:
+            disk.persist(host.here.shm, rank, Step(10), directory)
+    disk.publish(directory, Step(10), GENERATION, WORLD, keep=2)
+    newcomer = hosts.host("m2", 0)
+    order = newcomer.restore_order(10, source=m1)
+    m1.shards.close()
+    newcomer.make_ready(order)
+    assert newcomer.held() == [[], []]
+    assert "no connection" in capsys.readouterr().out
+    with pytest.raises(NotFetched):
+        newcomer.make_ready(replace(order, restore_generation=Generation(2)))
 
 
 def test_a_restart_forgets_the_backups_of_the_future_that_it_abandons(

@@ -6,11 +6,12 @@ hung peer costs a thread and no more.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 from everstep.actions import BackUpStep, StartRanks
 from everstep.agent.backing_up import BackingUp
-from everstep.agent.fetching import Fetching
+from everstep.agent.fetching import Fetching, NotFetched
 from everstep.agent.log import say
 from everstep.agent.saved import Saves
 from everstep.agent.this_machine import ThisMachine
@@ -20,8 +21,9 @@ from everstep.agent.transfer.identity import Identity
 from everstep.agent.transfer.listening import bind
 from everstep.agent.transfer.server import ShardServer
 from everstep.checkpoint.kept import Kept
+from everstep.checkpoint.tier import tier_at
 from everstep.events import BackupFailed, StepBackedUp
-from everstep.model import Copy, Generation, Rank, Seconds
+from everstep.model import Copy, EverstepError, Generation, Published, Rank, Seconds
 
 
 class Shards:
@@ -34,6 +36,7 @@ class Shards:
         token = here.job.token.read_bytes().strip() if here.spec.backs_up else b""
         me = Identity(token, here.spec.uid, here.setup.machine)
         client = Client(me)
+        self._directory = here.spec.checkpoint.directory
         self._kept = Kept(here.shm)
         self._desk = Desk(me, self._kept)
         self._backing_up = BackingUp(here, saves, client, step_s)
@@ -70,9 +73,23 @@ class Shards:
         Raises NotFetched or OSError.
         """
         self._kept.drop_newer(order.restore)
-        await self._fetching.fetch(order, within_s)
+        try:
+            await self._fetching.fetch(order, within_s)
+        except NotFetched as error:
+            if not await self._published(order):
+                raise
+            say(f"{error}; the ranks read it from disk instead")
         if self._server is not None:
             self._backing_up.keep_restored(ranks, order.restore)
+
+    async def _published(self, order: StartRanks) -> bool:
+        """Whether any rank finds the step to restore outside of memory, too."""
+        wanted = Published(step=order.restore, generation=order.restore_generation)
+        try:
+            tier = await asyncio.to_thread(tier_at, self._directory)
+            return wanted in await asyncio.to_thread(tier.published)
+        except (EverstepError, OSError):
+            return False
 
     async def idle(self) -> None:
         """Wait until no fetch that was given up writes any more."""

@@ -51,7 +51,7 @@ def content(rank: int, step: int) -> bytes:
 class Host:
     """One machine of a job of two with two ranks each: its ranks are writers without processes."""
 
-    def __init__(self, root: Path, name: str, node_rank: int) -> None:
+    def __init__(self, root: Path, name: str, node_rank: int, interface: str = "") -> None:
         job = JobId("job")
         spec = JobSpec(
             job=job,
@@ -60,7 +60,9 @@ class Host:
             working_dir=str(root),
             nnodes=2,
             nproc_per_node=2,
-            checkpoint=CheckpointSpec(directory=str(root / "checkpoints")),
+            checkpoint=CheckpointSpec(
+                directory=str(root / "checkpoints"), backup_interface=interface
+            ),
         )
         setup = MachineSetup(
             job=job,
@@ -161,8 +163,8 @@ class Hosts:
         self._root = root
         self._all: list[Host] = []
 
-    def host(self, name: str, node_rank: int) -> Host:
-        self._all.append(Host(self._root, name, node_rank))
+    def host(self, name: str, node_rank: int, interface: str = "") -> Host:
+        self._all.append(Host(self._root, name, node_rank, interface))
         return self._all[-1]
 
     def end(self) -> None:
@@ -427,6 +429,15 @@ def test_the_next_agent_of_a_machine_offers_what_the_former_one_took_at_the_same
     newcomer = hosts.host("m2", 0)
     newcomer.make_ready(newcomer.restore_order(10, source=m1))
     assert newcomer.held() == [[10], [10]]
+
+
+def test_backups_go_over_the_interface_that_was_chosen(
+    hosts: Hosts, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert hosts.host("m0", 0, interface="lo").shards.address == "127.0.0.1"
+    assert capsys.readouterr().out == ""
+    assert hosts.host("m1", 1, interface="none0").shards.address == "127.0.0.1"
+    assert "no address of none0 here: backups go over 127.0.0.1" in capsys.readouterr().out
 
 
 def test_once_fenced_a_machine_keeps_what_it_has_told_of(pair: tuple[Host, Host]) -> None:

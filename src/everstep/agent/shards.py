@@ -18,7 +18,7 @@ from everstep.agent.this_machine import ThisMachine
 from everstep.agent.transfer.client import Client
 from everstep.agent.transfer.desk import Desk
 from everstep.agent.transfer.identity import Identity
-from everstep.agent.transfer.listening import bind
+from everstep.agent.transfer.listening import address_of, bind
 from everstep.agent.transfer.server import ShardServer
 from everstep.checkpoint.kept import Kept
 from everstep.checkpoint.tier import tier_at
@@ -42,8 +42,11 @@ class Shards:
         self._backing_up = BackingUp(here, saves, client, step_s)
         self._fetching = Fetching(here, client)
         self._server: ShardServer | None = None
+        self.address = here.setup.address
+        """Where peers reach the server."""
         if here.spec.backs_up:
-            self._server = ShardServer(bind(here.setup.address, port, say), self._desk, say)
+            self.address = _address(here)
+            self._server = ShardServer(bind(self.address, port, say), self._desk, say)
 
     def open(self, generation: Generation) -> None:
         """Take and give shards from now on; `generation` is the newest that was ordered."""
@@ -53,7 +56,7 @@ class Shards:
 
     @property
     def port(self) -> int:
-        """Where peers reach the server."""
+        """The server's."""
         return 0 if self._server is None else self._server.port
 
     def backups(self) -> tuple[Copy, ...]:
@@ -101,3 +104,14 @@ class Shards:
         self._backing_up.close()
         if self._server is not None:
             self._server.close()
+
+
+def _address(here: ThisMachine) -> str:
+    """Of the interface that backups shall go over."""
+    interface = here.spec.checkpoint.backup_interface
+    if not interface:
+        return here.setup.address
+    found = address_of(interface)
+    if found is None:
+        say(f"there is no address of {interface} here: backups go over {here.setup.address}")
+    return found or here.setup.address

@@ -98,6 +98,8 @@ class MachineJoined(Fact, frozen=True, kw_only=True):
     """Complete shards of other machines' ranks that this machine keeps for them."""
     shard_port: int = 0
     """Where its agent takes and gives shards; 0: it does not."""
+    shard_address: str = ""
+    """At which address, if it is not `address`."""
     node_rank: NodeRank | None = None
     """The position asked for on the command line (torchrun's --node-rank), if any."""
 

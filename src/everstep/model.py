@@ -62,6 +62,9 @@ class CheckpointSpec(Value, frozen=True, kw_only=True):
     that takes longer than that makes the next one later, never the trainer."""
     backup_bytes_per_s: float = 0.0
     """Most bytes per second that one machine sends for backups; 0: as many as the network takes."""
+    backup_interface: str = ""
+    """Network interface of each machine that backups go over, for example "ib0"; empty: the one of
+    the machine's address. Training needs the other one for itself."""
     keep: int = 2
     """Published steps kept on disk. Two at least: a torn newest one leaves a whole older one, and
     what the controller restores is still there while the next one is being published."""

@@ -19,7 +19,7 @@ from everstep.agent.saved import Saves
 from everstep.agent.shards import Shards
 from everstep.agent.this_machine import ThisMachine
 from everstep.agent.transfer import client
-from everstep.checkpoint import slots
+from everstep.checkpoint import disk, slots
 from everstep.checkpoint.format import PAGE, Expected, crc_of
 from everstep.checkpoint.pins import Pins, pins_of
 from everstep.checkpoint.slots import ShardWriter, Writer
@@ -51,7 +51,7 @@ def content(rank: int, step: int) -> bytes:
 class Host:
     """One machine of a job of two with two ranks each: its ranks are writers without processes."""
 
-    def __init__(self, root: Path, name: str, node_rank: int) -> None:
+    def __init__(self, root: Path, name: str, node_rank: int, interface: str = "") -> None:
         job = JobId("job")
         spec = JobSpec(
             job=job,
@@ -60,7 +60,9 @@ class Host:
             working_dir=str(root),
             nnodes=2,
             nproc_per_node=2,
-            checkpoint=CheckpointSpec(directory=str(root / "checkpoints")),
+            checkpoint=CheckpointSpec(
+                directory=str(root / "checkpoints"), backup_interface=interface
+            ),
         )
         setup = MachineSetup(
             job=job,
@@ -161,8 +163,8 @@ class Hosts:
         self._root = root
         self._all: list[Host] = []
 
-    def host(self, name: str, node_rank: int) -> Host:
-        self._all.append(Host(self._root, name, node_rank))
+    def host(self, name: str, node_rank: int, interface: str = "") -> Host:
+        self._all.append(Host(self._root, name, node_rank, interface))
         return self._all[-1]
 
     def end(self) -> None:
@@ -382,6 +384,26 @@ def test_a_source_that_is_gone_fails_the_start_with_its_name(
     assert newcomer.held() == [[], []]
 
 
+def test_a_step_that_is_also_on_disk_is_read_there_if_its_peer_is_gone(
+    pair: tuple[Host, Host], hosts: Hosts, capsys: pytest.CaptureFixture[str]
+) -> None:
+    m0, m1 = pair
+    directory = Path(m0.here.spec.checkpoint.directory)
+    for host in pair:
+        host.save(10)
+        for rank in host.ranks:
+            disk.persist(host.here.shm, rank, Step(10), directory)
+    disk.publish(directory, Step(10), GENERATION, WORLD, keep=2)
+    newcomer = hosts.host("m2", 0)
+    order = newcomer.restore_order(10, source=m1)
+    m1.shards.close()
+    newcomer.make_ready(order)
+    assert newcomer.held() == [[], []]
+    assert "no connection" in capsys.readouterr().out
+    with pytest.raises(NotFetched):
+        newcomer.make_ready(replace(order, restore_generation=Generation(2)))
+
+
 def test_a_restart_forgets_the_backups_of_the_future_that_it_abandons(
     pair: tuple[Host, Host],
 ) -> None:
@@ -407,6 +429,15 @@ def test_the_next_agent_of_a_machine_offers_what_the_former_one_took_at_the_same
     newcomer = hosts.host("m2", 0)
     newcomer.make_ready(newcomer.restore_order(10, source=m1))
     assert newcomer.held() == [[10], [10]]
+
+
+def test_backups_go_over_the_interface_that_was_chosen(
+    hosts: Hosts, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert hosts.host("m0", 0, interface="lo").shards.address == "127.0.0.1"
+    assert capsys.readouterr().out == ""
+    assert hosts.host("m1", 1, interface="none0").shards.address == "127.0.0.1"
+    assert "no address of none0 here: backups go over 127.0.0.1" in capsys.readouterr().out
 
 
 def test_once_fenced_a_machine_keeps_what_it_has_told_of(pair: tuple[Host, Host]) -> None:

@@ -12,9 +12,14 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_state_dict,
+    set_state_dict,
+)
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
+from torch.nn.parallel import DistributedDataParallel
 
 import everstep
 from everstep.checkpoint import disk
@@ -25,6 +30,8 @@ from everstep.checkpoint.slots import ShardMissing
 from everstep.checkpoint.tier import tier_at
 from everstep.model import Generation, Rank, Step
 from everstep.trainer.checkpoint import CheckpointUnusable
+from everstep.trainer.notices import Notices
+from everstep.trainer.run import Run
 from tests.checkpoint.nets import LAYOUTS, Net, Training, checkpoint, same, trained
 from tests.checkpoint.ranks import Ranks
 
@@ -147,12 +154,13 @@ def test_a_job_starts_from_a_directory_of_another_layout_and_world_size(
         ranks.run(size, start, layout, directory, shm / layout, tmp_path)
 
 
-def plain_save(layout: str, directory: str, place: str) -> None:
-    """As torchtitan and others do it: nothing of ours."""
+def plain_save(layout: str, directory: str, place: str, flat: int) -> None:
+    """As scripts without everstep do it; torchtitan makes the optimizer's state flat."""
     training = Training(layout)
     for _ in range(3):
         training.step()
-    model, optimizer = get_state_dict(training.net, training.optimizer)
+    options = StateDictOptions(flatten_optimizer_state_dict=bool(flat))
+    model, optimizer = get_state_dict(training.net, training.optimizer, options=options)
     save({"model": model, "optimizer": optimizer}, checkpoint_id=directory)
     gathered = whole(training)
     if dist.get_rank() == 0:
@@ -161,13 +169,60 @@ def plain_save(layout: str, directory: str, place: str) -> None:
 
 def start_elsewhere(layout: str, directory: str, shm: str, place: str) -> None:
     training = Training(layout, seed=5)
+    training.optimizer.param_groups[0]["lr"] = 7.0
     assert checkpoint(shm, training.state, from_dcp=directory).restore() == 0
     check(training, place)
+    assert training.optimizer.param_groups[0]["lr"] == 1e-2
 
 
-def test_a_job_starts_from_what_plain_torch_saved(ranks: Ranks, shm: Path, tmp_path: Path) -> None:
-    ranks.run(2, plain_save, "fsdp", tmp_path / "dcp", tmp_path)
+@pytest.mark.parametrize("flat", [0, 1])
+def test_a_job_starts_from_what_plain_torch_saved(
+    ranks: Ranks, shm: Path, tmp_path: Path, flat: int
+) -> None:
+    ranks.run(2, plain_save, "fsdp", tmp_path / "dcp", tmp_path, flat)
     ranks.run(4, start_elsewhere, "fsdp-tp", tmp_path / "dcp", shm, tmp_path)
+
+
+class Seen(Net):
+    """Has extra state beside its tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = 0
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"tokens": self.tokens}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        self.tokens = state["tokens"]
+
+
+def save_wrapped(shm: str, place: str) -> None:
+    net = Seen()
+    net.tokens = 11
+    wrapped = DistributedDataParallel(net)
+    ckpt = checkpoint(shm, {"net": wrapped})
+    ckpt.save(STEP)
+    ckpt.flush(30)
+    dist.barrier()
+    if dist.get_rank() == 0:
+        publish(Path(shm), Path(place) / "steps", dist.get_world_size())
+        torch.save(net.state_dict(), Path(place) / "net.pt")
+
+
+def test_a_wrapped_model_has_the_keys_of_the_model_and_its_extra_state(
+    ranks: Ranks, shm: Path, tmp_path: Path
+) -> None:
+    ranks.run(2, save_wrapped, shm, tmp_path)
+    export(tier_at(str(tmp_path / "steps")), STEP, tmp_path / "dcp")
+    net = Seen()
+    ckpt = Run(None, Notices(None, Rank(-1), Generation(0)), None).checkpoint(
+        {"net": net}, from_dcp=tmp_path / "dcp"
+    )
+    assert ckpt.restore() == STEP + 1
+    assert net.tokens == 11
+    wanted = torch.load(tmp_path / "net.pt")
+    assert same(list(net.parameters()), [wanted[name] for name, _ in net.named_parameters()])
 
 
 def start_from_less(directory: str, shm: str) -> None:

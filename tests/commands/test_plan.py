@@ -236,7 +236,8 @@ def test_checkpoints_lie_at_a_path_made_absolute_or_at_a_url(given: str, directo
 
 
 def test_backups_are_chosen_by_flags() -> None:
-    chosen = made("--backup-every 3 --backup-rate 2 t.py").spec.checkpoint
+    chosen = made("--backup-every 3 --backup-rate 2 --backup-interface ib0 t.py").spec.checkpoint
+    assert chosen.backup_interface == "ib0"
     assert (chosen.backup, chosen.backup_every, chosen.backup_bytes_per_s) == (True, 3, 2 << 20)
     assert not made("--no-backup t.py").spec.checkpoint.backup
 

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from everstep.actions import (
+    BackUpStep,
     ControllerAction,
     InjectFault,
     PersistStep,
@@ -32,6 +33,7 @@ from everstep.core.faults import objection
 from everstep.core.invariants import Watch, check_state
 from everstep.core.state import Phase, State
 from everstep.events import (
+    BackupFailed,
     ControllerEvent,
     ControllerStarted,
     FaultInjected,
@@ -48,6 +50,7 @@ from everstep.events import (
     RanksStopped,
     RanksSurvived,
     StartFailed,
+    StepBackedUp,
     StepPersisted,
     StepProgress,
     StepPublished,
@@ -146,7 +149,9 @@ class CoreUnderFire(RuleBasedStateMachine):
             nnodes=nnodes,
             nproc_per_node=nproc,
             standbys=standbys,
-            checkpoint=CheckpointSpec(directory="/checkpoints", disk_every=disk_every),
+            checkpoint=CheckpointSpec(
+                directory="/checkpoints", disk_every=disk_every, backup_every=3
+            ),
             policy=PolicySpec(recoveries_max=recoveries_max, silent_s=20.0, end_within_s=8.0),
         )
         on_disk = (Published(step=Step(3), generation=Generation(0)),) if published else ()
@@ -205,6 +210,7 @@ class CoreUnderFire(RuleBasedStateMachine):
                 address=f"addr-{machine}",
                 host="host",
                 version=VERSION,
+                shard_port=7000,
                 **{"generation": self.state.generation, **more},
             )
         )
@@ -219,7 +225,8 @@ class CoreUnderFire(RuleBasedStateMachine):
                 exit_ = data.draw(st.none() | exits)
                 status = RankStatus(rank=rank, generation=self.state.generation, pid=1, exit=exit_)
                 ranks += data.draw(st.sampled_from([[status], [status], []]))
-        self._join(machine, agent=agent, ranks=tuple(ranks))
+        backups = tuple(data.draw(self._copies(), "backups"))
+        self._join(machine, agent=agent, ranks=tuple(ranks), backups=backups)
 
     @rule(machine=strangers, agent=st.sampled_from(["a1", "a2"]))
     def fall_silent(self, machine: MachineId, agent: str) -> None:
@@ -260,27 +267,31 @@ class CoreUnderFire(RuleBasedStateMachine):
 
     def _stopped(self, order: StopRanks, data: st.DataObject) -> RanksStopped:
         """With copies of any steps and generations for any ranks."""
-        copies = data.draw(
-            st.lists(
-                st.builds(
-                    Copy,
-                    rank=st.integers(0, 6).map(Rank),
-                    step=st.integers(3, 5).map(Step),
-                    generation=st.integers(1, max(1, self.state.generation)).map(Generation),
-                ),
-                max_size=6,
-            ),
-            "copies",
-        )
         return RanksStopped(
             machine=order.machine,
             action=order.id,
             generation=order.generation,
             store_port=29500,
-            copies=tuple(copies),
+            copies=tuple(data.draw(self._copies(), "copies")),
+            backups=tuple(data.draw(self._copies(), "backups")),
             finished=data.draw(steps),
             finished_age_s=data.draw(ages),
         )
+
+    def _copies(self) -> st.SearchStrategy[list[Copy]]:
+        """Of any ranks, or one step of all ranks."""
+        step = st.integers(3, 5).map(Step)
+        generation = st.integers(1, max(1, self.state.generation)).map(Generation)
+        one = st.builds(Copy, rank=st.integers(0, 6).map(Rank), step=step, generation=generation)
+        ranks = range(self.state.job.world_size)
+        whole = st.builds(
+            lambda step, generation: [
+                Copy(rank=Rank(rank), step=step, generation=generation) for rank in ranks
+            ],
+            step,
+            generation,
+        )
+        return st.lists(one, max_size=6) | whole
 
     @precondition(lambda self: self.told)
     @rule(data=st.data())
@@ -388,8 +399,15 @@ def _persisted(order: PersistStep, reason: str) -> ControllerEvent:
     return StepPersisted(machine=order.machine, action=order.id, step=order.step)
 
 
+def _backed_up(order: BackUpStep, reason: str) -> ControllerEvent:
+    if reason:
+        return BackupFailed(machine=order.machine, action=order.id, step=order.step, reason=reason)
+    return StepBackedUp(machine=order.machine, action=order.id, step=order.step)
+
+
 _ANSWERS: dict[type[ControllerAction], Any] = {
     PersistStep: _persisted,
+    BackUpStep: _backed_up,
     PublishStep: lambda order, reason: StepPublished(
         action=order.id, step=order.step, generation=order.generation, reason=reason
     ),

@@ -6,22 +6,24 @@ hung peer costs a thread and no more.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 from everstep.actions import BackUpStep, StartRanks
 from everstep.agent.backing_up import BackingUp
-from everstep.agent.fetching import Fetching
+from everstep.agent.fetching import Fetching, NotFetched
 from everstep.agent.log import say
 from everstep.agent.saved import Saves
 from everstep.agent.this_machine import ThisMachine
 from everstep.agent.transfer.client import Client
 from everstep.agent.transfer.desk import Desk
 from everstep.agent.transfer.identity import Identity
-from everstep.agent.transfer.listening import bind
+from everstep.agent.transfer.listening import address_of, bind
 from everstep.agent.transfer.server import ShardServer
 from everstep.checkpoint.kept import Kept
+from everstep.checkpoint.tier import tier_at
 from everstep.events import BackupFailed, StepBackedUp
-from everstep.model import Copy, Generation, Rank, Seconds
+from everstep.model import Copy, EverstepError, Generation, Published, Rank, Seconds
 
 
 class Shards:
@@ -34,13 +36,17 @@ class Shards:
         token = here.job.token.read_bytes().strip() if here.spec.backs_up else b""
         me = Identity(token, here.spec.uid, here.setup.machine)
         client = Client(me)
+        self._directory = here.spec.checkpoint.directory
         self._kept = Kept(here.shm)
         self._desk = Desk(me, self._kept)
         self._backing_up = BackingUp(here, saves, client, step_s)
         self._fetching = Fetching(here, client)
         self._server: ShardServer | None = None
+        self.address = here.setup.address
+        """Where peers reach the server."""
         if here.spec.backs_up:
-            self._server = ShardServer(bind(here.setup.address, port, say), self._desk, say)
+            self.address = _address(here)
+            self._server = ShardServer(bind(self.address, port, say), self._desk, say)
 
     def open(self, generation: Generation) -> None:
         """Take and give shards from now on; `generation` is the newest that was ordered."""
@@ -50,7 +56,7 @@ class Shards:
 
     @property
     def port(self) -> int:
-        """Where peers reach the server."""
+        """The server's."""
         return 0 if self._server is None else self._server.port
 
     def backups(self) -> tuple[Copy, ...]:
@@ -70,9 +76,23 @@ class Shards:
         Raises NotFetched or OSError.
         """
         self._kept.drop_newer(order.restore)
-        await self._fetching.fetch(order, within_s)
+        try:
+            await self._fetching.fetch(order, within_s)
+        except NotFetched as error:
+            if not await self._published(order):
+                raise
+            say(f"{error}; the ranks read it from disk instead")
         if self._server is not None:
             self._backing_up.keep_restored(ranks, order.restore)
+
+    async def _published(self, order: StartRanks) -> bool:
+        """Whether any rank finds the step to restore outside of memory, too."""
+        wanted = Published(step=order.restore, generation=order.restore_generation)
+        try:
+            tier = await asyncio.to_thread(tier_at, self._directory)
+            return wanted in await asyncio.to_thread(tier.published)
+        except (EverstepError, OSError):
+            return False
 
     async def idle(self) -> None:
         """Wait until no fetch that was given up writes any more."""
@@ -84,3 +104,14 @@ class Shards:
         self._backing_up.close()
         if self._server is not None:
             self._server.close()
+
+
+def _address(here: ThisMachine) -> str:
+    """Of the interface that backups shall go over."""
+    interface = here.spec.checkpoint.backup_interface
+    if not interface:
+        return here.setup.address
+    found = address_of(interface)
+    if found is None:
+        say(f"there is no address of {interface} here: backups go over {here.setup.address}")
+    return found or here.setup.address

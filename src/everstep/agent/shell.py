@@ -165,6 +165,7 @@ class AgentShell:
                 copies=self._effects.copies(),
                 backups=self._hands.shards.backups(),
                 shard_port=self._hands.shards.port,
+                shard_address=self._hands.shards.address,
                 node_rank=None if setup.node_rank is None else NodeRank(setup.node_rank),
             )
         )

@@ -14,7 +14,6 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from functools import cache
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
@@ -135,6 +134,7 @@ class LiveMeshes:
 
     def __init__(self, state: Mapping[str, Any]) -> None:
         self._state = state
+        self._known: dict[MeshEntry, DeviceMesh] | None = None
 
     def join(self, local: torch.Tensor, placed: Placed, mesh: MeshEntry) -> DTensor:
         """The DTensor of which `local` is this rank's shard. Raises OtherLayout."""
@@ -150,13 +150,14 @@ class LiveMeshes:
         )
 
     def _find(self, wanted: MeshEntry) -> DeviceMesh:
-        live = self._live()
+        if self._known is None:
+            self._known = self._live()
+        live = self._known
         if wanted in live:
             return live[wanted]
         have = ", ".join(map(shown, live)) or "no distributed tensors"
         raise OtherLayout(f"it was saved on {shown(wanted)}, but the script now has {have}")
 
-    @cache  # noqa: B019 -- lives as long as one restore
     def _live(self) -> dict[MeshEntry, DeviceMesh]:
         meshes = {
             tensor.device_mesh
@@ -218,9 +219,16 @@ def check_same_layout(saved: Mapping[str, Any], live: Mapping[str, Any]) -> None
         now = live.get(name)
         if not (isinstance(value, torch.Tensor) and isinstance(now, torch.Tensor)):
             continue
-        was, has = _cut(value), _cut(now)
-        if was != has:
-            raise OtherLayout(f"{name} was saved as {was}, but the script now has {has}")
+        if _layout(value) != _layout(now):
+            raise OtherLayout(
+                f"{name} was saved as {_cut(value)}, but the script now has {_cut(now)}"
+            )
+
+
+def _layout(tensor: torch.Tensor) -> object:
+    if not is_distributed(tensor):
+        return None
+    return tensor.device_mesh, tensor.placements, tensor.shape
 
 
 def _cut(tensor: torch.Tensor) -> str:

@@ -76,18 +76,22 @@ def merge(
     if entry.kind is EntryKind.OPTIMIZER:
         trees = _join_groups(trees)
     flat = {rank: dict(leaves(tree, entry.kind)) for rank, tree in trees.items()}
-    found: dict[Path, Any] = {}
+    joined: dict[Path, Any] = {}
     apart: set[Path] = set()
-    for path in dict.fromkeys(path for leaves in flat.values() for path in leaves):
-        values = {rank: leaves[path] for rank, leaves in flat.items() if path in leaves}
-        joined = _join(values, key_of((entry.name, *path)))
-        if joined is not _APART and (len(values) == world_size or entry.kind != EntryKind.OTHER):
-            found[entry.name, *path] = joined
+    for path in dict.fromkeys(path for tree in flat.values() for path in tree):
+        values = {rank: tree[path] for rank, tree in flat.items() if path in tree}
+        value = _join(values, key_of((entry.name, *path)))
+        if value is not _APART and (len(values) == world_size or entry.kind != EntryKind.OTHER):
+            joined[path] = value
         else:
             apart.add(path)
-    if apart:
-        found |= _per_rank(entry, flat, apart, notes)
-    return found
+    found = _per_rank(entry, flat, apart, notes) if apart else {}
+    stay = not (apart and entry.kind is EntryKind.OTHER)
+    return found | {
+        (entry.name, *path): value
+        for path, value in joined.items()
+        if stay or _is_spread(flat, path)
+    }
 
 
 def leaves(tree: Any, kind: EntryKind = EntryKind.OTHER) -> Iterator[tuple[Path, Any]]:
@@ -146,8 +150,7 @@ def _per_rank(
     found: dict[Path, Any] = {}
     for rank, values in flat.items():
         for path, value in values.items():
-            spread = isinstance(value, Piece) and value.at is not None
-            if path not in apart and (spread or not other):
+            if path not in apart and (not other or _is_spread(flat, path)):
                 continue
             mine = _join({rank: value}, key_of(path))
             found[entry.name, f"rank-{rank}", *path] = mine
@@ -158,6 +161,12 @@ def _per_rank(
                     f"this key, and each rank's own is under {entry.name}.rank-R"
                 )
     return found
+
+
+def _is_spread(flat: Mapping[int, dict[Path, Any]], path: Path) -> bool:
+    """Whether it is a distributed tensor."""
+    values = (tree[path] for tree in flat.values() if path in tree)
+    return any(isinstance(value, Piece) and value.at is not None for value in values)
 
 
 def _join_groups(trees: Mapping[int, Any]) -> Mapping[int, Any]:

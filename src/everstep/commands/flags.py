@@ -289,6 +289,7 @@ _OURS = (
         "then lie where the loss of any one group of machines leaves one.",
     ),
     _ours("--backup-rate", "MIB", "Most MiB per second that one machine sends to peers (0: all)."),
+    _ours("--backup-interface", "NAME", "Network interface of each machine that they go over."),
     _ours("--no-fork", "", "Start every rank in a fresh interpreter: slower, but no fork."),
     _ours("--preload", "PKG", "Installed package to import before ranks are forked.", many=True),
     _ours("--detach", "", "Start the job and return; see `everstep attach`."),
@@ -338,6 +339,7 @@ class RunFlags(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     no_backup: bool = False
     backup_every: int = 10
     backup_rate: int = 0
+    backup_interface: str = ""
     layout: str | None = None
     no_fork: bool = False
     preload: tuple[str, ...] = ()

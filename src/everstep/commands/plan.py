@@ -224,6 +224,7 @@ def _spec(flags: RunFlags, facts: HostFacts, *, name: JobId, nnodes: int, local:
             backup=not flags.no_backup,
             backup_every=flags.backup_every,
             backup_bytes_per_s=float(flags.backup_rate << 20),
+            backup_interface=flags.backup_interface,
         ),
         policy=policy,
         layout=None if flags.layout is None else read_layout(flags.layout, nnodes, nproc),

@@ -14,6 +14,7 @@ from itertools import pairwise
 from typing import Any
 
 from everstep.actions import (
+    BackUpStep,
     BeginGeneration,
     CloseIncident,
     ControllerAction,
@@ -93,6 +94,8 @@ class Watch:
         self._ended_well: dict[Rank, None] = {}
         """Ranks of the current generation of which their own machine said so."""
         self._published: dict[Published, None] = {}
+        self._backups: dict[MachineId, tuple[Copy, ...]] = {}
+        """What each machine said last that it keeps for others."""
         self._actions: dict[str, ControllerAction] = {}
 
     def see(
@@ -118,9 +121,11 @@ class Watch:
             self.term = event.term
         elif isinstance(event, RanksStopped) and self._is_answer(event):
             self.stopped[event.machine] = event
+            self._backups[event.machine] = event.backups
         elif isinstance(event, RankExited):
             self._take_exit(event.machine, event.rank, event.generation, event.exit)
         elif isinstance(event, MachineJoined):
+            self._backups[event.machine] = event.backups
             for status in event.ranks:
                 self._take_exit(event.machine, status.rank, status.generation, status.exit)
         elif isinstance(event, StepPublished) and not event.reason:
@@ -215,25 +220,45 @@ class Watch:
         self.started[action.node_rank] = action
 
     def _check_restore(self, action: StartRanks) -> None:
-        """Every rank has the step, computed by the same generation, in memory or on disk."""
+        """Every rank has the step, computed by the same generation, here, at a peer or on disk."""
         wanted = Published(step=action.restore, generation=action.restore_generation)
-        if wanted in self._published or action.restore == NO_STEP:
-            return
-        for node_rank, machine in self.positions.items():
-            held = self.stopped[machine].copies
-            for rank in self._ranks_of(node_rank):
-                copy = Copy(rank=Rank(rank), step=wanted.step, generation=wanted.generation)
+        sources = {peer.rank: peer.machine for peer in action.fetch}
+        for rank in map(Rank, self._ranks_of(action.node_rank)):
+            copy = Copy(rank=rank, step=wanted.step, generation=wanted.generation)
+            source = sources.pop(rank, None)
+            if source is not None:
                 must(
-                    copy in held,
-                    f"StartRanks {action.id} restores step {wanted.step} of generation "
-                    f"{wanted.generation}, which rank {rank} on {machine} does not have",
+                    copy in self._backups.get(source, ()) and source not in self.evicted,
+                    f"StartRanks {action.id} has rank {rank} fetch step {wanted.step} of generation"
+                    f" {wanted.generation} from {source}, which does not keep it",
                 )
+            elif wanted not in self._published and wanted.step != NO_STEP:
+                must(
+                    copy in self.stopped[action.machine].copies,
+                    f"StartRanks {action.id} restores step {wanted.step} of generation "
+                    f"{wanted.generation}, which rank {rank} on {action.machine} does not have",
+                )
+        must(not sources, f"StartRanks {action.id} fetches shards for ranks of other machines")
 
     def persist_step(self, action: PersistStep) -> None:
         must(
             action.generation <= self.generation,
             f"PersistStep {action.id} is of a generation that does not exist",
         )
+
+    def back_up_step(self, action: BackUpStep) -> None:
+        """Every rank of the machine has its own peer, on another machine of the job."""
+        assert self.spec is not None
+        name = f"BackUpStep {action.id}"
+        must(action.generation == self.generation, f"{name} is not of {self.generation}")
+        must(action.step > action.safe, f"{name}: step {action.safe} is safe already")
+        here = [n for n, machine in self.positions.items() if machine == action.machine]
+        must(here, f"{name} goes to {action.machine}, which has no position")
+        owners = [peer.rank for peer in action.peers]
+        must(owners == list(self._ranks_of(here[0])), f"{name} has peers for {owners}")
+        for peer in action.peers:
+            away = peer.machine != action.machine and peer.machine in self.positions.values()
+            must(away and peer.port, f"{name} keeps rank {peer.rank}'s backup on {peer.machine}")
 
     def inject_fault(self, action: InjectFault) -> None:
         must(self.finish is None, f"{action.id} breaks something after the end")
@@ -274,6 +299,7 @@ _CHECKS: dict[type[ControllerAction], Callable[[Watch, Any], None]] = {
     EvictMachine: Watch.evict_machine,
     StartRanks: Watch.start_ranks,
     PersistStep: Watch.persist_step,
+    BackUpStep: Watch.back_up_step,
     InjectFault: Watch.inject_fault,
     OpenIncident: Watch.open_incident,
     CloseIncident: Watch.close_incident,

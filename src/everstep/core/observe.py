@@ -134,6 +134,7 @@ def _machine_joined(state: State, event: MachineJoined, now: Seconds) -> None:
     machine.connected = True
     machine.copies, machine.backups = event.copies, event.backups
     machine.shard_port = event.shard_port
+    machine.shard_address = event.shard_address or event.address
     state.silent.pop(event.machine, None)
     if state.gather_from is None and len(state.standbys()) >= state.job.nnodes:
         state.gather_from = now

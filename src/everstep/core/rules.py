@@ -352,7 +352,7 @@ def _sources(state: State, choice: Choice, node_rank: NodeRank) -> tuple[Peer, .
 
 def _peer(state: State, rank: Rank, name: MachineId) -> Peer:
     machine = state.machines[name]
-    return Peer(rank=rank, machine=name, address=machine.address, port=machine.shard_port)
+    return Peer(rank=rank, machine=name, address=machine.shard_address, port=machine.shard_port)
 
 
 def close_incident(d: Deciding) -> list[ControllerAction]:

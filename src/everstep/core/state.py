@@ -77,6 +77,7 @@ class Machine(msgspec.Struct, kw_only=True):
     copies: tuple[Copy, ...] = ()
     backups: tuple[Copy, ...] = ()
     shard_port: int = 0
+    shard_address: str = ""
     finished: Step = NO_STEP
     """Newest step that all its ranks had finished when they were last stopped."""
     finished_at: Seconds = 0.0

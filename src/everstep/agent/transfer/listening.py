@@ -3,10 +3,25 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import socket
+import struct
 from collections.abc import Callable, Iterator
 
 ANY = "::"
+_SIOCGIFADDR = 0x8915
+_NAME_BYTES = 15
+
+
+def address_of(interface: str) -> str | None:
+    """The IPv4 address of this network interface of this host; None if it has none."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        try:
+            request = struct.pack("256s", interface.encode()[:_NAME_BYTES])
+            answer = fcntl.ioctl(any_socket.fileno(), _SIOCGIFADDR, request)
+        except OSError:
+            return None
+    return socket.inet_ntoa(answer[20:24])
 
 
 def bind(address: str, port: int, say: Callable[[str], None]) -> socket.socket:

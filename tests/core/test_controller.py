@@ -14,6 +14,7 @@ from everstep.actions import (
     PageHuman,
     PersistStep,
     RequestMachines,
+    StartRanks,
 )
 from everstep.core.controller import ControllerCore
 from everstep.core.faults import objection, target_of
@@ -308,3 +309,16 @@ def test_a_machine_that_fetches_shards_gets_more_time_to_start() -> None:
     transcript = Transcript()
     transcript.run(before + "> 30.3 started m0\n")
     assert transcript.core.next_deadline() == 30.2 + 60.0 + 300.0
+
+
+def test_a_peer_whose_agent_is_away_for_a_moment_still_counts_as_having_the_backups() -> None:
+    story = (Path(__file__).parents[1] / "transcripts" / "backed_up.txt").read_text()
+    before, _, _ = story.partition("> 30.2 stopped m2")
+    transcript = Transcript()
+    transcript.run(before + "> 30.15 MachineSilent m0\n> 30.2 stopped m2\n")
+
+    (start,) = [
+        a for a in transcript.core.outstanding(MachineId("m2")) if isinstance(a, StartRanks)
+    ]
+    assert start.restore == 20
+    assert [(peer.rank, peer.machine) for peer in start.fetch] == [(2, "m0"), (3, "m0")]

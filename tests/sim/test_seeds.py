@@ -17,7 +17,7 @@ from everstep.core.agent import AgentCore
 from everstep.core.controller import ControllerCore
 from everstep.core.ettr import Owner
 from everstep.core.restore import Choice, Copies, choose
-from everstep.model import PolicySpec, Published, Rank, RankStatus, Step
+from everstep.model import CheckpointSpec, PolicySpec, Published, Rank, RankStatus, Step
 from everstep.sim.__main__ import main
 from everstep.sim.options import SLOWNESS, Harm, Network, Options, Script, draw
 from everstep.sim.run import RunFailed, run
@@ -107,6 +107,35 @@ def test_ranks_that_die_cost_no_machine() -> None:
         assert report.evictions == 0, report
 
 
+def backing_up(seed: int, *harms: Harm) -> Options:
+    """A longer world in which shards are kept on two machines, and little or nothing on disk."""
+    options = mild(seed, *harms)
+    spec = msgspec.structs.replace(
+        options.spec,
+        nnodes=2 + seed % 3,
+        standbys=1,
+        checkpoint=CheckpointSpec(
+            directory="/checkpoints", disk_every=10 * (seed % 2), backup_every=1 + seed % 4
+        ),
+    )
+    return msgspec.structs.replace(
+        options,
+        spec=spec,
+        steps=150,
+        harm_every_s=25 * options.step_s + 10,
+        safety_s=300 * options.step_s,
+    )
+
+
+def test_lost_machines_cost_no_machine_safe_step() -> None:
+    """What is restored when truth.py judges; here, that it had something to judge."""
+    told: list[str] = []
+    for seed in range(10):
+        run(backing_up(seed, Harm.LOSE_MACHINE, Harm.KILL_AGENT, Harm.KILL_RANK), told.append)
+    starts = [line for line in told if "StartRanks cause" in line]
+    assert sum("fetch=()" not in line for line in starts) >= 5
+
+
 @pytest.mark.parametrize("harm", [None, Harm.KILL_AGENT, Harm.KILL_RANK, Harm.LOSE_MACHINE])
 def test_the_time_account_agrees_with_what_really_happened(harm: Harm | None) -> None:
     """As far as it can be known: what happened unseen is found out to within a step or two."""
@@ -121,11 +150,11 @@ def test_the_time_account_agrees_with_what_really_happened(harm: Harm | None) ->
 # --- the judges can see --------------------------------------------------------------------------
 
 
-def first_failure(seeds: range) -> str:
+def first_failure(worlds: range | list[Options]) -> str:
     """What the first of these runs that breaks a promise says."""
-    for seed in seeds:
+    for world in worlds:
         try:
-            run(draw(seed))
+            run(draw(world) if isinstance(world, int) else world)
         except RunFailed as problem:
             return str(problem)
     raise AssertionError("nobody noticed")
@@ -172,6 +201,15 @@ def test_a_core_that_restores_too_old_a_step_is_found(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(everstep.core.restore, "choose", two_back)
     assert "although every rank had finished step" in first_failure(range(40))
+
+
+def test_a_core_that_forgets_the_backups_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def without(ranks: list[Rank], copies: Copies) -> Choice:
+        return choose(ranks, Copies(local=copies.local, published=copies.published))
+
+    monkeypatch.setattr(everstep.core.restore, "choose", without)
+    said = first_failure([backing_up(seed, Harm.LOSE_MACHINE) for seed in range(20)])
+    assert "was in the memory of two machines each and only that of m" in said
 
 
 def test_a_core_that_does_not_wait_for_the_proof_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

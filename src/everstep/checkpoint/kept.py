@@ -38,20 +38,19 @@ def choose_kept(
 ) -> int | None:
     """The slot that a backup of `step` overwrites; None if all are the safe step's or busy.
 
-    First a torn one, then one of an abandoned future, then the oldest.
+    First one of the same step, which is sent again, then a torn one, then one of an abandoned
+    future, then the oldest. Of the safe step one copy is kept.
     """
+    kept = next((index for index, found in enumerate(held) if found and found.step == safe), None)
 
     def worth(index: int) -> tuple[int, int]:
         found = held[index]
         if found is None:
-            return (0, index)
-        return (1 if found.step >= step else 2, found.step)
+            return (1, index)
+        order = 0 if found.step == step else 2 if found.step > step else 3
+        return (order, found.step)
 
-    free = [
-        index
-        for index, found in enumerate(held)
-        if index not in busy and (found is None or found.step != safe)
-    ]
+    free = [index for index in range(len(held)) if index not in busy and index != kept]
     return min(free, key=worth, default=None)
 
 

@@ -120,5 +120,6 @@ def copies_of(state: State) -> Copies:
 
 
 def _gives(machine: Machine) -> bool:
-    well = machine.connected and not machine.evicted and not machine.lost
-    return well and machine.shard_port > 0
+    """A member is started with the others: if its agent is away for a moment, it comes back."""
+    there = machine.connected or machine.node_rank is not None
+    return there and not machine.evicted and not machine.lost and machine.shard_port > 0

@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from everstep import wire
+from everstep.actions import BackUpStep, PersistStep, StartRanks
 from everstep.core.agent import AgentCore
 from everstep.core.agent_io import (
     AgentAction,
@@ -33,6 +34,7 @@ from everstep.core.agent_io import (
     SlotsRead,
 )
 from everstep.events import (
+    BackupFailed,
     FaultInjected,
     MachineJoined,
     MachineProgress,
@@ -41,6 +43,7 @@ from everstep.events import (
     PersistFailed,
     RankExited,
     Report,
+    StepBackedUp,
     StepPersisted,
     TimerFired,
 )
@@ -50,10 +53,12 @@ from everstep.model import (
     ExitStatus,
     Fault,
     Generation,
+    Peer,
     RankStatus,
     Seconds,
     Term,
 )
+from everstep.sim.memory import RankMemory
 from everstep.sim.network import Connection
 from everstep.sim.records import VERSION
 from everstep.sim.training import Process
@@ -63,6 +68,7 @@ if TYPE_CHECKING:
 
 RETRY_S: Seconds = 0.5
 LAST_WORD_WITHIN_S: Seconds = 3.0
+SHARD_PORT = 7000
 FORKING_S: Seconds = 0.1
 LOOK_AT_SAVES_S: Seconds = 0.25
 SETTLED_S: Seconds = 0.1
@@ -115,17 +121,18 @@ class Agent:
         elif isinstance(action, ForkRanks):
             self._fork(action, self._ground.schedule.now)
         elif isinstance(action, KillRanks):
-            self._cancel("persist")
+            self._cancel("persist", "backup")
+            self._machine.fenced = max(self._machine.fenced, action.generation)
             self._kill(action, self._begin("kill"))
         elif isinstance(action, PersistShards):
             self._persist(action, self._begin("persist"))
+        elif isinstance(action, BackUpShards):
+            self._back_up(action, self._begin("backup"))
         elif isinstance(action, DoFault):
             self._do_fault(action)
-        elif isinstance(action, LeaveMachine):
-            self._cancel("persist", "kill")
-            self._leave(action, 0.0)
         else:
-            assert not isinstance(action, BackUpShards), "simulated machines name no shard port"
+            self._cancel("persist", "backup", "kill")
+            self._leave(action, 0.0)
 
     def _remember(self) -> None:
         memory, core = self._machine.memory, self._core
@@ -212,7 +219,10 @@ class Agent:
         """Ask the launcher, once it is there."""
         policy = self._ground.options.spec.policy
         self._machine.memory.node_rank = action.order.node_rank
-        if self._machine.launcher_up:
+        if self._missing(action.order):
+            transfer_s = self._ground.options.transfer_s * self._ground.rng.uniform(0.5, 1.5)
+            self._after(transfer_s, partial(self._fetch, action))
+        elif self._machine.launcher_up:
             self._forking = True
             # The launcher goes on with it even if the agent dies.
             forking_s = FORKING_S * self._machine.slowness
@@ -221,6 +231,29 @@ class Agent:
             self._fork_failed(action, "the launcher did not answer")
         else:
             self._after(0.2, partial(self._fork_if_wanted, action, since))
+
+    def _missing(self, order: StartRanks) -> list[Peer]:
+        """Shards that the order has fetched and that are not here yet."""
+        return [
+            peer
+            for peer in order.fetch
+            if _wanted(order, peer) not in self._machine.slots(peer.rank).copies()
+        ]
+
+    def _fetch(self, action: ForkRanks) -> None:
+        order = action.order
+        if self._core.generation != order.generation:
+            return
+        for slots in self._machine.all_slots():
+            slots.drop_newer(order.restore)
+        for peer in self._missing(order):
+            source = self._ground.machines[peer.machine]
+            wanted = _wanted(order, peer)
+            if not source.serves(order.generation) or wanted not in source.kept.copies():
+                self._fork_failed(action, f"{peer.machine} did not give rank {peer.rank}'s shard")
+                return
+            self._machine.slots(peer.rank).put(wanted.step, wanted.generation)
+        self._fork(action, self._ground.schedule.now)
 
     def _fork_if_wanted(self, action: ForkRanks, since: Seconds) -> None:
         if self._core.generation == action.order.generation:
@@ -231,6 +264,7 @@ class Agent:
         self._forking = False
         if not machine.alive:
             return
+        machine.kept.drop_newer(action.order.restore)
         broken = machine.breaks_forks > 0 or not machine.launcher_up
         machine.breaks_forks -= machine.breaks_forks > 0
         processes = machine.fork(action.order, self._ground.rng.randint(0, 1) if broken else nproc)
@@ -295,6 +329,7 @@ class Agent:
                 generation=action.generation,
                 store_port=29500 + action.generation,
                 copies=self._copies(),
+                backups=self._machine.kept.copies(),
                 finished=finished,
                 finished_age_s=now - at if finished > NO_STEP else 0.0,
             )
@@ -309,13 +344,29 @@ class Agent:
         """Wait until every local rank has saved the step, then bring it to disk."""
         if not self._doing("persist", token):
             return
-        order, node_rank = action.order, self._machine.memory.node_rank
+        slots = self._own_slots()
+        for memory in slots:
+            memory.pin(action.order.step)
+        problem, waiting = self._saved(slots, action.order)
+        if problem:
+            self._not_persisted(action, problem)
+        elif waiting:
+            self._after(LOOK_AT_SAVES_S, partial(self._persist, action, token))
+        else:
+            disk_s = self._ground.options.disk_s * self._ground.rng.uniform(0.5, 1.5)
+            self._after(disk_s, partial(self._persisted, action, token))
+
+    def _own_slots(self) -> list[RankMemory]:
+        """Of the ranks that this machine's position has."""
+        node_rank = self._machine.memory.node_rank
         ranks = [] if node_rank is None else self._ground.options.spec.ranks_of(node_rank)
-        slots = [s for s in self._machine.all_slots() if s.rank in ranks]
+        return [slots for slots in self._machine.all_slots() if slots.rank in ranks]
+
+    def _saved(self, slots: list[RankMemory], order: PersistStep | BackUpStep) -> tuple[str, bool]:
+        """Why the step will never be saved here, if so; else whether it still has to be."""
         problem = "no rank was ever started on this machine" if not slots else ""
         waiting = False
         for memory in slots:
-            memory.pin(order.step)
             held = [c.step for c in memory.copies() if c.generation == order.generation]
             if order.step in held:
                 continue
@@ -324,13 +375,7 @@ class Agent:
             elif not self._machine.running():
                 problem = f"rank {memory.rank} ended before it saved step {order.step}"
             waiting = True
-        if problem:
-            self._not_persisted(action, problem)
-        elif waiting:
-            self._after(LOOK_AT_SAVES_S, partial(self._persist, action, token))
-        else:
-            disk_s = self._ground.options.disk_s * self._ground.rng.uniform(0.5, 1.5)
-            self._after(disk_s, partial(self._persisted, action, token))
+        return problem, waiting
 
     def _persisted(self, action: PersistShards, token: object) -> None:
         if not self._doing("persist", token):
@@ -354,6 +399,58 @@ class Agent:
             slots.pin(None)
         machine, order = self._machine.name, action.order
         self._tell(PersistFailed(machine=machine, action=order.id, step=order.step, reason=reason))
+
+    def _back_up(self, action: BackUpShards, token: object) -> None:
+        """Wait until every local rank has saved the step, then send it."""
+        if not self._doing("backup", token):
+            return
+        order, slots = action.order, self._own_slots()
+        for memory in slots:
+            memory.pin_for_backup(order.step, order.safe if order.safe != NO_STEP else None)
+        problem, waiting = self._saved(slots, order)
+        if problem:
+            self._not_backed_up(action, problem)
+        elif waiting:
+            self._after(LOOK_AT_SAVES_S, partial(self._back_up, action, token))
+        else:
+            self._send_shards(action, token)
+
+    def _send_shards(self, action: BackUpShards, token: object) -> None:
+        order = action.order
+        begun: list[tuple[Machine, Agent | None, int]] = []
+        for peer in order.peers:
+            target = self._ground.machines[peer.machine]
+            if not target.serves(order.generation):
+                self._not_backed_up(action, f"{peer.machine} takes no shards")
+                return
+            copy = Copy(rank=peer.rank, step=order.step, generation=order.generation)
+            index = target.kept.begin(copy, order.safe)
+            begun.append((target, target.agent, index))
+        transfer_s = self._ground.options.transfer_s * self._ground.rng.uniform(0.5, 1.5)
+        self._after(transfer_s, partial(self._sent, action, token, begun))
+
+    def _sent(
+        self, action: BackUpShards, token: object, begun: list[tuple[Machine, Agent | None, int]]
+    ) -> None:
+        order, machine = action.order, self._machine.name
+        if not self._doing("backup", token):
+            return
+        for peer, (target, agent, index) in zip(order.peers, begun, strict=True):
+            copy = Copy(rank=peer.rank, step=order.step, generation=order.generation)
+            if not target.serves(order.generation) or target.agent is not agent:
+                self._not_backed_up(action, f"{peer.machine} broke the connection")
+                return
+            if copy not in self._machine.slots(peer.rank).copies():
+                self._not_backed_up(action, f"rank {peer.rank} overwrote the step")
+                return
+            target.kept.commit(index, copy)
+        self._tell(StepBackedUp(machine=machine, action=order.id, step=order.step))
+
+    def _not_backed_up(self, action: BackUpShards, reason: str) -> None:
+        machine, order = self._machine.name, action.order
+        for slots in self._own_slots():
+            slots.pin_for_backup(None, order.safe if order.safe != NO_STEP else None)
+        self._tell(BackupFailed(machine=machine, action=order.id, step=order.step, reason=reason))
 
     def _do_fault(self, action: DoFault) -> None:
         order, machine = action.order, self._machine
@@ -465,6 +562,8 @@ class Agent:
             generation=self._core.generation,
             ranks=tuple(self._core.ranks.values()),
             copies=self._copies(),
+            backups=self._machine.kept.copies(),
+            shard_port=SHARD_PORT if self._ground.options.spec.backs_up else 0,
         )
 
     def closed(self, connection: Connection) -> None:
@@ -475,6 +574,10 @@ class Agent:
             self.connection = None
             self._link.disconnected()
             self._tell(ControllerDisconnected())
+
+
+def _wanted(order: StartRanks, peer: Peer) -> Copy:
+    return Copy(rank=peer.rank, step=order.restore, generation=order.restore_generation)
 
 
 def _status(process: Process, exit_: ExitStatus | None) -> RankStatus:

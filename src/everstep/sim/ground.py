@@ -6,7 +6,7 @@ from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING
 
-from everstep.model import Generation, Step
+from everstep.model import Generation, MachineId, Step
 from everstep.sim.disk import Disk
 from everstep.sim.options import Options
 from everstep.sim.records import Ledger
@@ -15,6 +15,7 @@ from everstep.sim.training import Gang
 from everstep.sim.truth import Truth
 
 if TYPE_CHECKING:
+    from everstep.sim.machine import Machine
     from everstep.sim.network import Peer
 
 BEGINS_AT = 1000.0
@@ -37,6 +38,8 @@ class Ground:
         """Whether faults are over."""
         self.controller: Peer | None = None
         """Where agents find one; its successor once it is dead."""
+        self.machines: dict[MachineId, Machine] = {}
+        """All that ever were: where agents find each other."""
         self.gangs: dict[Generation, Gang] = {}
         self._pids = 0
 

@@ -22,7 +22,7 @@ from everstep.model import (
 )
 from everstep.sim.agent import Agent
 from everstep.sim.ground import Ground
-from everstep.sim.memory import RankMemory
+from everstep.sim.memory import KeptMemory, RankMemory
 from everstep.sim.options import SLOWNESS
 from everstep.sim.training import Process
 
@@ -55,6 +55,10 @@ class Machine:
         self.sticks = False
         """The next process to be killed will not die for a while."""
         self.memory = Memory()
+        self.kept = KeptMemory()
+        self.fenced = NO_GENERATION
+        """Backups that older generations ordered are refused."""
+        ground.machines[name] = self
         self.processes: dict[int, Process] = {}
         """Newest process of each local rank: the heartbeat slots."""
         self.agent: Agent | None = None
@@ -113,6 +117,7 @@ class Machine:
             process.stuck = False
             self.kill(process)
         self._slots.clear()
+        self.kept = KeptMemory()
 
     # --- the network ---
 
@@ -140,6 +145,11 @@ class Machine:
         for process in self.processes.values():
             process.stuck = False
 
+    def serves(self, generation: Generation) -> bool:
+        """Whether its agent takes and gives shards for this generation."""
+        up = self.alive and self.reachable and self.agent is not None
+        return up and generation >= self.fenced
+
     def slots(self, rank: Rank) -> RankMemory:
         """The rank's checkpoint slots here."""
         return self._slots.setdefault(rank, RankMemory(rank))
@@ -160,6 +170,7 @@ class Machine:
         gang = ground.gang(order.generation, order.restore)
         forked = []
         for index, rank in enumerate(ranks[:count]):
+            self.slots(rank).keep_restored(order.restore)
             process = Process(order, rank, self.slots(rank))
             process.pid, process.slowness = ground.next_pid(), self.slowness
             process.on_end = self._ended

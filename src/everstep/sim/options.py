@@ -80,6 +80,8 @@ class Options(Value, frozen=True, kw_only=True):
     slow: float
     """Share of machines that need SLOWNESS times as long for everything."""
     disk_s: Seconds
+    transfer_s: Seconds
+    """A shard's way from machine to machine."""
     look_s: Seconds
     """Between two looks of an agent at its ranks' heartbeats."""
     harms: tuple[Harm, ...]
@@ -107,6 +109,7 @@ def draw(seed: int) -> Options:
     nnodes, nproc = rng.choice([(1, 2), (2, 1), (2, 2), (3, 1), (3, 2), (4, 1)])
     step_s = rng.choice([0.1, 0.5, 1.0, 2.0])
     steps = rng.randint(30, 120)
+    more = Random(f"backups of {seed}")  # noqa: S311 -- older seeds stay as they were otherwise
     spec = JobSpec(
         job=JobId("sim"),
         uid="00000000",
@@ -119,6 +122,8 @@ def draw(seed: int) -> Options:
             directory="/checkpoints",
             disk_every=rng.choice([0, 5, 10, 20]),
             keep=rng.choice([2, 2, 3]),
+            backup=more.random() < 0.7,
+            backup_every=more.choice([1, 3, 10]),
         ),
         policy=_policy(rng),
     )
@@ -138,6 +143,7 @@ def draw(seed: int) -> Options:
         jitter=rng.choice([0.01, 0.3]),
         slow=rng.choice([0.0, 0.0, 0.3]),
         disk_s=rng.choice([0.05, 1.0, 5.0]),
+        transfer_s=more.choice([0.05, 1.0, 4.0]),
         look_s=rng.choice([0.3, 1.0]),
         harms=harms,
         harm_every_s=rng.choice([2.0, 5.0, 15.0]),

@@ -27,6 +27,13 @@ class _Trained(NamedTuple):
     """Where each rank's copies are."""
 
 
+class _Safe(NamedTuple):
+    """A step was declared machine-safe while this generation trained."""
+
+    step: Step
+    memories: dict[Rank, RankMemory]
+
+
 class Truth:
     """Judge of one run. Everything raises InvariantBroken."""
 
@@ -37,6 +44,8 @@ class Truth:
         self._starts: dict[Generation, dict[str, StartRanks]] = {}
         """Orders that were carried out, by generation and id."""
         self._last: _Trained | None = None
+        self._safe: _Safe | None = None
+        self._declared: Published | None = None
         self._stepped: Generation = Generation(0)
         self._took: dict[Step, Seconds] = {}
 
@@ -48,9 +57,18 @@ class Truth:
         """A record is in the journal."""
         self.watch.see(event, actions, now)
         check_state(state, now)
+        self._see_safe(state)
         for action in actions:
             if isinstance(action, FinishJob) and action.outcome is Outcome.FINISHED:
                 self._check_finished()
+
+    def _see_safe(self, state: State) -> None:
+        """What was safe is judged at the next start, whatever the controller says by then."""
+        if state.safe is None or state.safe == self._declared:
+            return
+        self._declared, self._safe = state.safe, None
+        if self._last is not None and self._last.gang.generation == state.generation:
+            self._safe = _Safe(state.safe.step, self._last.memories)
 
     def rewind(self, ledger: Ledger) -> None:
         """The journal lost its end: what it still says is judged anew, and nothing else counts."""
@@ -105,6 +123,7 @@ class Truth:
                     f"{wanted.generation}, which is neither in its memory nor on disk",
                 )
         self._check_loss(gang)
+        self._check_safe(gang)
         memories = {rank: process.memory for rank, process in gang.processes.items()}
         self._last = _Trained(gang, memories)
 
@@ -121,6 +140,24 @@ class Truth:
             f"generation {gang.generation} restored step {gang.restore}, although every rank had "
             f"finished step {newest} in generation {self._last.gang.generation}",
         )
+
+    def _check_safe(self, gang: Gang) -> None:
+        """The loss of one machine costs no machine-safe step; until the next backup, two may."""
+        if self._safe is None:
+            return
+        lost = {
+            process.machine
+            for rank, process in gang.processes.items()
+            if process.memory is not self._safe.memories[rank]
+        }
+        must(
+            len(lost) > 1 or gang.restore >= self._safe.step,
+            f"generation {gang.generation} restored step {gang.restore}, although step "
+            f"{self._safe.step} was in the memory of two machines each and only that of"
+            f" {', '.join(lost) or 'none'} was lost",
+        )
+        if lost:
+            self._safe = None
 
     @property
     def trained_s(self) -> Seconds:

@@ -208,10 +208,12 @@ ControllerAction = Order | Decision
 DURABLE = (
     BeginGeneration,
     StartRanks,
+    BackUpStep,
     PublishStep,
     EvictMachine,
     RequestMachines,
     FinishJob,
     EndController,
 )
-"""Actions before which the journal is fsynced: what must never be decided twice differently."""
+"""Actions before which the journal is fsynced: what must never be decided twice differently. (With
+BackUpStep, ranks and peers let go of the step that was machine-safe before.)"""

@@ -127,11 +127,19 @@ def backing_up(seed: int, *harms: Harm) -> Options:
     )
 
 
-def test_lost_machines_cost_no_machine_safe_step() -> None:
+@pytest.mark.parametrize(
+    ("seeds", "harms"),
+    [
+        (range(12), (Harm.KILL_AGENT, Harm.KILL_RANK)),
+        (range(12), (Harm.KILL_AGENT, Harm.KILL_CONTROLLER, Harm.CUT_OFF)),
+        (range(100, 125), (Harm.STICK, Harm.RIVAL_CONTROLLER, Harm.POWER_FAILURE)),
+    ],
+)
+def test_lost_machines_cost_no_machine_safe_step(seeds: range, harms: tuple[Harm, ...]) -> None:
     """What is restored when truth.py judges; here, that it had something to judge."""
     told: list[str] = []
-    for seed in range(10):
-        run(backing_up(seed, Harm.LOSE_MACHINE, Harm.KILL_AGENT, Harm.KILL_RANK), told.append)
+    for seed in seeds:
+        run(backing_up(seed, Harm.LOSE_MACHINE, *harms), told.append)
     starts = [line for line in told if "StartRanks cause" in line]
     assert sum("fetch=()" not in line for line in starts) >= 5
 

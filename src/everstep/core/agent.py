@@ -77,7 +77,7 @@ from everstep.model import (
 ANSWERS_KEPT = 64
 """Answers remembered for orders seen again. A controller has one order of each kind in flight."""
 REPORT_EVERY_S: Seconds = 1.0
-"""Progress is told at most this often, except the first step of a generation (DESIGN 3)."""
+"""Progress is told at most this often, except the first step of a generation."""
 
 
 class AgentCore:

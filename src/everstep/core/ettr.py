@@ -2,7 +2,7 @@
 
 core/observe.py and core/controller.py switch owners as facts come in; views and the table at the
 end of a run read totals. ETTR (effective training time ratio) = training / wall-clock time,
-cumulative and over a sliding hour (PAPER 8.1.3).
+cumulative and over a sliding hour (ByteRobust, section 8.1.3).
 
 Facts arrive after the time they speak of ("the rank died 0.2 s ago"), so a switch may lie in the
 past, but never before the segment it ends: earlier segments are settled.
@@ -17,7 +17,7 @@ import msgspec
 from everstep.model import Seconds
 
 WINDOW_S: Seconds = 3600.0
-"""The paper's sliding window (PAPER 8.1.3)."""
+"""The paper's sliding window (ByteRobust, section 8.1.3)."""
 
 
 class Owner(StrEnum):

@@ -11,7 +11,7 @@ from everstep.events import MachineProgress, StepProgress
 from everstep.model import NO_GENERATION, NO_STEP, Generation, MachineId, Seconds, Step
 
 EVERY_S: Seconds = 1.0
-"""At most one StepProgress a second (DESIGN 3), except the first of a generation."""
+"""At most one StepProgress a second, except the first of a generation."""
 
 
 class Intake:

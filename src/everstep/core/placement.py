@@ -1,10 +1,10 @@
 """Where the backup of each shard lies: never on a machine that can be evicted with its owner.
 
-Over-eviction takes all machines of one parallel group at once (PAPER 5.1), and with them every rank
-on them, also those of other groups. So the rule is about machines: no group may cover both the
-machine of an owner and the machine of its backup. In coordinates: keep tp, move dp and pp by half
-their size (PAPER 6.3, Figure 9: TP=2, PP=4, DP=2 pairs ranks 8, 9 with 2, 3). A placement is one
-shift of coordinates for all ranks, so every rank receives exactly one backup.
+Over-eviction takes all machines of one parallel group at once (ByteRobust, 5.1), and with them
+every rank on them, also those of other groups. So the rule is about machines: no group may cover
+both the machine of an owner and the machine of its backup. In coordinates: keep tp, move dp and pp
+by half their size (ByteRobust, 6.3 and Figure 9: TP=2, PP=4, DP=2 pairs ranks 8, 9 with 2, 3). A
+placement is one shift of coordinates for all ranks, so every rank receives exactly one backup.
 
 Some layouts cannot have it: a group that covers every machine leaves nothing outside it, and with
 one dimension every group does. Then the next machine takes the backup (the loss of any one machine

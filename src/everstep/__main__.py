@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 
-_COMMAND_LINE = ("typer", "rich", "httpx2", "websockets", "starlette", "uvicorn", "psutil")
+_COMMAND_LINE = ("typer", "rich", "httpx2", "websockets", "starlette", "uvicorn")
 
 
 def main() -> None:

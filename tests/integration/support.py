@@ -14,7 +14,7 @@ import httpx2
 import msgspec
 
 from everstep.cluster.cleanup import Cleaned, clean_job, job_scope
-from everstep.cluster.keepers import start_keeper, write_controller_host
+from everstep.cluster.keepers import SETUP_NAME, controller_keeper, start_keeper
 from everstep.controller.views import IncidentsView, MachineView, StatusView
 from everstep.core.state import Phase
 from everstep.files import FileUnreadable, read_json, write_atomically
@@ -62,7 +62,8 @@ class Job:
 
     def start(self) -> None:
         """What `everstep run` does: the keeper of the controller's host, detached."""
-        keeper = write_controller_host(self.paths, [])
+        keeper = self.paths.root / SETUP_NAME
+        write_atomically(keeper, controller_keeper(self.paths, []))
         assert start_keeper(keeper, self.paths.keeper_log) is not None
         self.wait(lambda status: status.phase is Phase.RUNNING, "the first generation")
 

@@ -85,13 +85,6 @@ def write_machine(
     return keeper
 
 
-def write_controller_host(paths: JobPaths, flags: list[str]) -> Path:
-    """Write the setup of the controller's keeper; returns its path."""
-    keeper = paths.root / SETUP_NAME
-    write_atomically(keeper, controller_keeper(paths, flags))
-    return keeper
-
-
 def command(setup: Path) -> list[str]:
     """The keeper's command line. It names the job's directory, so that `clean` finds it."""
     return _python(MODULE, str(setup))

@@ -80,6 +80,20 @@ REPORT_EVERY_S: Seconds = 1.0
 """Progress is told at most this often, except the first step of a generation."""
 
 
+Answer = (
+    RanksStopped
+    | RanksSurvived
+    | RanksStarted
+    | StartFailed
+    | StepPersisted
+    | PersistFailed
+    | StepBackedUp
+    | BackupFailed
+    | FaultInjected
+)
+"""Reports that name the order they answer."""
+
+
 class AgentCore:
     """Facts of one machine in, actions for its shell out."""
 
@@ -90,8 +104,9 @@ class AgentCore:
         self.term = Term(0)
         self.generation: Generation = NO_GENERATION
         self.ranks: dict[Rank, RankStatus] = {}
-        self._answers: OrderedDict[str, Report] = OrderedDict()
-        self._working: dict[str, Order] = {}
+        self._answers: OrderedDict[str, Answer] = OrderedDict()
+        self._working: dict[str, None] = {}
+        """Ids of the orders that the shell is carrying out."""
         self._leases = 0
         self._stopping: str | None = None
         """Id of the KillRanks whose result is awaited."""
@@ -137,7 +152,7 @@ class AgentCore:
         if order.generation < self.generation:
             return
         self.generation = order.generation
-        self._working = {order.id: order}
+        self._working = {order.id: None}
         self._stopping = order.id
         self._out.append(
             KillRanks(
@@ -154,25 +169,18 @@ class AgentCore:
         if order.generation < self.generation:
             return
         if any(s.generation == order.generation for s in self.ranks.values()):
-            self._answer(order, self._found_started(order))
+            self._answer(self._found_started(order))
             return
         if self.running or self._stopping is not None:
             older = ", ".join(str(s.pid) for s in self.running) or "being stopped"
-            self._answer(
-                order,
-                StartFailed(
-                    machine=self.machine,
-                    action=order.id,
-                    generation=order.generation,
-                    reason=f"ranks of an older generation are still here (pids {older})",
-                ),
-            )
+            reason = f"ranks of an older generation are still here (pids {older})"
+            self._answer(self._start_failed(order.id, order.generation, reason))
             return
         self.generation = order.generation
         self.ranks = {}
         self._slowest = self._told = NO_STEP
         self._progress_at = now
-        self._working[order.id] = order
+        self._working[order.id] = None
         self._out.append(ForkRanks(id=order.id, cause=order.cause, why=order.why, order=order))
 
     def _found_started(self, order: StartRanks) -> RanksStarted | StartFailed:
@@ -185,31 +193,32 @@ class AgentCore:
         found = sum(s.generation == order.generation for s in self.ranks.values())
         if found == self._local_ranks:
             return RanksStarted(machine=self.machine, action=order.id, generation=order.generation)
+        reason = f"only {found} of {self._local_ranks} ranks were forked when its agent died"
+        return self._start_failed(order.id, order.generation, reason)
+
+    def _start_failed(self, action: str, generation: Generation, reason: str) -> StartFailed:
         return StartFailed(
-            machine=self.machine,
-            action=order.id,
-            generation=order.generation,
-            reason=f"only {found} of {self._local_ranks} ranks were forked when its agent died",
+            machine=self.machine, action=action, generation=generation, reason=reason
         )
 
     def persist_step(self, order: PersistStep, now: Seconds) -> None:
         del now
-        self._working[order.id] = order
+        self._working[order.id] = None
         self._out.append(PersistShards(id=order.id, cause=order.cause, why=order.why, order=order))
 
     def back_up_step(self, order: BackUpStep, now: Seconds) -> None:
         del now
-        self._working[order.id] = order
+        self._working[order.id] = None
         self._out.append(BackUpShards(id=order.id, cause=order.cause, why=order.why, order=order))
 
     def inject_fault(self, order: InjectFault, now: Seconds) -> None:
         del now
-        self._working[order.id] = order
+        self._working[order.id] = None
         self._out.append(DoFault(id=order.id, cause=order.cause, why=order.why, order=order))
 
     def release_machine(self, order: ReleaseMachine, now: Seconds) -> None:
         del now
-        self._working[order.id] = order
+        self._working[order.id] = None
         self._out.append(LeaveMachine(id=order.id, cause=order.cause, why=order.why))
 
     # --- results ---
@@ -218,42 +227,27 @@ class AgentCore:
         self._progress_at = now
         for status in event.ranks:
             self.ranks.setdefault(status.rank, status)
-        order = self._working.get(event.action)
-        if order is not None:
-            self._answer(
-                order,
-                RanksStarted(
-                    machine=self.machine, action=event.action, generation=event.generation
-                ),
-            )
+        self._finish(
+            RanksStarted(machine=self.machine, action=event.action, generation=event.generation)
+        )
 
     def fork_failed(self, event: ForkFailed, now: Seconds) -> None:
         del now
-        order = self._working.get(event.action)
-        if order is not None:
-            self._answer(
-                order,
-                StartFailed(
-                    machine=self.machine,
-                    action=event.action,
-                    generation=event.generation,
-                    reason=event.reason,
-                ),
-            )
+        self._finish(self._start_failed(event.action, event.generation, event.reason))
 
     def ranks_gone(self, event: RanksGone, now: Seconds) -> None:
         del now
         if event.action != self._stopping:
             return
         self._stopping = None
-        order = self._working.get(event.action)
-        if order is None:  # the lease ended: the dead ranks are told of when there is a controller
+        if (
+            event.action not in self._working
+        ):  # the lease ended: the dead ranks are told of when there is a controller
             return
         # Those of the generation itself are left: a controller that lost its records may ask twice.
         kept = {rank: s for rank, s in self.ranks.items() if s.generation >= event.generation}
         self.ranks = kept
-        self._answer(
-            order,
+        self._finish(
             RanksStopped(
                 machine=self.machine,
                 action=event.action,
@@ -263,7 +257,7 @@ class AgentCore:
                 backups=event.backups,
                 finished=event.finished,
                 finished_age_s=event.finished_age_s,
-            ),
+            )
         )
 
     def ranks_remain(self, event: RanksRemain, now: Seconds) -> None:
@@ -271,17 +265,14 @@ class AgentCore:
         if event.action != self._stopping:
             return
         self._stopping = None
-        order = self._working.get(event.action)
-        if order is not None:
-            self._answer(
-                order,
-                RanksSurvived(
-                    machine=self.machine,
-                    action=event.action,
-                    generation=event.generation,
-                    pids=event.pids,
-                ),
+        self._finish(
+            RanksSurvived(
+                machine=self.machine,
+                action=event.action,
+                generation=event.generation,
+                pids=event.pids,
             )
+        )
 
     def rank_exited(self, event: RankExited, now: Seconds) -> None:
         """An end that was ordered is no news; any other is told once."""
@@ -308,9 +299,7 @@ class AgentCore:
     ) -> None:
         """The shell's own words are the answer."""
         del now
-        order = self._working.get(event.action)
-        if order is not None:
-            self._answer(order, event)
+        self._finish(event)
 
     # --- progress and the lease ---
 
@@ -373,12 +362,17 @@ class AgentCore:
 
     # --- saying things ---
 
-    def _answer(self, order: Order, report: Report) -> None:
-        self._working.pop(order.id, None)
-        self._answers[order.id] = report
+    def _finish(self, report: Answer) -> None:
+        """Answer the order that was being carried out; nobody waits for what was called off."""
+        if report.action in self._working:
+            del self._working[report.action]
+            self._answer(report)
+
+    def _answer(self, report: Answer) -> None:
+        self._answers[report.action] = report
         while len(self._answers) > ANSWERS_KEPT:
             self._answers.popitem(last=False)
-        self._say(report, order.id)
+        self._say(report, report.action)
 
     def _say(self, report: Report, cause: str) -> None:
         name = type(report).__name__

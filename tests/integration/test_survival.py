@@ -35,14 +35,14 @@ pytestmark = pytest.mark.torch
 
 
 class Trained:
-    """One job that trains survivor.py, as its user would start it."""
+    """One job that trains survivor.py or a script alike, as its user would start it."""
 
-    def __init__(self, directory: Path, name: str, *flags: str) -> None:
+    def __init__(self, directory: Path, name: str, *flags: str, script: Path = SURVIVOR) -> None:
         self.paths = JobPaths(directory / "jobs", JobId(name))
         self.log = directory / f"{name}.log"
         self.stop = directory / "stop"
-        script = (str(SURVIVOR), "--losses", str(self.log), "--stop", str(self.stop))
-        self._run = ("run", "--job", name, "--detach", *flags, *script)
+        command = (str(script), "--losses", str(self.log), "--stop", str(self.stop))
+        self._run = ("run", "--job", name, "--detach", *flags, *command)
 
     def start(self) -> None:
         state = ("--state-dir", str(self.paths.root.parent))
@@ -97,9 +97,9 @@ def aim(
 
 
 @contextmanager
-def training(directory: Path, name: str, *flags: str) -> Iterator[Trained]:
+def training(directory: Path, name: str, *flags: str, script: Path = SURVIVOR) -> Iterator[Trained]:
     """A job that is ended with the test; its logs stay where tmp_path is kept."""
-    trained = Trained(directory, name, *flags)
+    trained = Trained(directory, name, *flags, script=script)
     trained.start()
     try:
         yield trained

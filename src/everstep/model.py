@@ -121,6 +121,17 @@ class LayoutSpec(Value, frozen=True, kw_only=True):
     """Dimensions from the one that varies fastest with the rank to the slowest (Megatron-LM's)."""
 
 
+class GroupShape(Value, frozen=True, kw_only=True, array_like=True):
+    """What the parallel groups of one kind have in common: their members, apart from the first."""
+
+    name: str
+    """As it was given: of a dimension of a mesh or of a process group. Empty if it had none."""
+    factors: tuple[tuple[int, int], ...]
+    """(stride, size), the fastest first: members are a first rank and stride * 0 .. size - 1 more,
+    for each factor. No two factors share a rank but the first, and a group is aligned: its first
+    rank divided by the stride is a multiple of the size."""
+
+
 class JobSpec(Value, frozen=True, kw_only=True):
     """What one job is: written once, when it is submitted, as the first record of its journal."""
 

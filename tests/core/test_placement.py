@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 
-from everstep.core.groups import Layout, LayoutInvalid
+from everstep.core.groups import Layout, LayoutInvalid, layout_of
 from everstep.core.placement import Placement, place
-from everstep.model import Rank
+from everstep.model import LayoutSpec, Rank
 
 MEGATRON = ("tp", "cp", "dp", "pp")
 TORCHTITAN = ("tp", "cp", "pp", "dp")
+
+
+def stated(*, ranks_per_machine: int = 1, **fields: Any) -> Layout:
+    return layout_of(LayoutSpec(**fields), ranks_per_machine)
 
 
 def survives(layout: Layout, placement: Placement, machines: frozenset[int]) -> bool:
@@ -23,7 +28,7 @@ def survives(layout: Layout, placement: Placement, machines: frozenset[int]) -> 
 
 
 def test_figure_9_of_the_paper() -> None:
-    layout = Layout(tp=2, pp=4, dp=2, ranks_per_machine=2)
+    layout = stated(tp=2, pp=4, dp=2, ranks_per_machine=2)
     placement = place(layout)
     assert [placement.peers[rank] for rank in (8, 9)] == [2, 3]
     assert [placement.peers[rank] for rank in (2, 3)] == [8, 9]
@@ -31,7 +36,7 @@ def test_figure_9_of_the_paper() -> None:
 
 
 def test_figure_9_in_the_other_rank_order() -> None:
-    layout = Layout(tp=2, pp=4, dp=2, ranks_per_machine=2, order=TORCHTITAN)
+    layout = stated(tp=2, pp=4, dp=2, ranks_per_machine=2, order=TORCHTITAN)
     placement = place(layout)
     assert placement.uncovered == ()
     for owner, peer in enumerate(placement.peers):
@@ -42,7 +47,7 @@ def test_figure_9_in_the_other_rank_order() -> None:
 
 
 def test_groups_are_those_of_the_textbook() -> None:
-    layout = Layout(tp=2, dp=2, pp=2, ep=2)
+    layout = stated(tp=2, dp=2, pp=2, ep=2)
     groups = list(layout.groups())
     assert ("tp", (0, 1)) in groups
     assert ("dp", (0, 2)) in groups
@@ -62,7 +67,7 @@ def layouts() -> list[Layout]:
         if world % per_machine or (dp * cp) % ep or world > 64 or world == per_machine:
             continue
         found.append(
-            Layout(tp=tp, cp=cp, dp=dp, pp=pp, ep=ep, order=order, ranks_per_machine=per_machine)
+            stated(tp=tp, cp=cp, dp=dp, pp=pp, ep=ep, order=order, ranks_per_machine=per_machine)
         )
     return found
 
@@ -96,7 +101,7 @@ def cannot_be_helped(layout: Layout) -> bool:
 
 
 def test_with_one_dimension_the_next_machine_keeps_the_backup() -> None:
-    layout = Layout(dp=8, ranks_per_machine=2)
+    layout = stated(dp=8, ranks_per_machine=2)
     placement = place(layout)
     assert placement.uncovered == ("dp",)
     assert placement.peers[:4] == (2, 3, 4, 5)
@@ -104,7 +109,7 @@ def test_with_one_dimension_the_next_machine_keeps_the_backup() -> None:
 
 
 def test_known_racks_are_crossed() -> None:
-    layout = Layout(dp=8, ranks_per_machine=2)
+    layout = stated(dp=8, ranks_per_machine=2)
     placement = place(layout, racks=["a", "a", "b", "b"])
     assert placement.peers[:2] == (4, 5)
     assert place(layout, racks=["a", "a", "a", "b"]).peers[:2] == (2, 3)
@@ -121,4 +126,4 @@ def test_known_racks_are_crossed() -> None:
 )
 def test_sizes_that_describe_no_job_are_refused(fields: dict[str, int], sentence: str) -> None:
     with pytest.raises(LayoutInvalid, match=sentence):
-        Layout(**fields)  # type: ignore[arg-type]
+        stated(**fields)

@@ -13,11 +13,10 @@ from enum import StrEnum
 from pathlib import Path
 
 import msgspec
-from msgspec.structs import asdict
 
 from everstep.checkpoint.tier import FILE, TierFailed, is_url, tier_at
 from everstep.commands.flags import RunFlags
-from everstep.core.groups import Layout
+from everstep.core.groups import layout_of
 from everstep.model import CheckpointSpec, JobId, JobSpec, LayoutSpec, PolicySpec, UserError, Value
 
 JOIN_TIMEOUT_S = 600.0
@@ -243,7 +242,7 @@ def read_layout(text: str, nnodes: int, nproc: int) -> LayoutSpec:
         else:
             raise UserError(f"--layout {text}: {part!r} is no size; write tp=8,pp=4,dp=2.")
     spec = msgspec.convert(fields, LayoutSpec)
-    layout = Layout(**asdict(spec), ranks_per_machine=nproc)
+    layout = layout_of(spec, nproc)
     if layout.world_size != nnodes * nproc:
         raise UserError(
             f"--layout {text}: tp*cp*dp*pp is {layout.world_size}, but the job has"

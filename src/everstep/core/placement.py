@@ -6,6 +6,8 @@ both the machine of an owner and the machine of its backup. In coordinates: keep
 by half their size (ByteRobust, 6.3 and Figure 9: TP=2, PP=4, DP=2 pairs ranks 8, 9 with 2, 3). A
 placement is one shift of coordinates for all ranks, so every rank receives exactly one backup.
 
+Dimensions without a name are moved like any other; what a name is good for is the preference above.
+
 Some layouts cannot have it: a group that covers every machine leaves nothing outside it, and with
 one dimension every group does. Then the next machine takes the backup (the loss of any one machine
 is survived), and the placement says which groups are not covered.
@@ -14,9 +16,11 @@ is survived), and the placement says which groups are not covered.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 
-from everstep.core.groups import Layout
+from everstep.core.groups import Layout, called, groups_of, size_of
+from everstep.core.roles import role
 from everstep.model import NodeRank, Rank, Value
 
 
@@ -27,7 +31,7 @@ class Placement(Value, frozen=True, kw_only=True):
     """Index: owner's rank; value: the rank whose machine keeps its backup."""
     why: str
     uncovered: tuple[str, ...] = ()
-    """Dimensions of which some group covers both an owner's machine and its backup's."""
+    """Kinds of groups of which some one covers both an owner's machine and its backup's."""
     machine_covered: bool = True
     """Whether the loss of any one machine leaves a copy of every shard."""
 
@@ -54,19 +58,29 @@ def _candidates(
 ) -> Iterator[tuple[tuple[Rank, ...], str]]:
     """Placements from the best to the last resort."""
     halves = [max(1, size // 2) if size > 1 else 0 for size in layout.sizes()]
-    tp = layout.order.index("tp")
-    moving = [at for at, half in enumerate(halves) if half and at != tp]
-    pp = layout.order.index("pp")
+    names = [role(dimension.name) for dimension in layout.dimensions]
+    moving = [at for at, half in enumerate(halves) if half and names[at] != "tp"]
     # pp first: expert groups and data-parallel groups lie within one pipeline stage.
-    pairs = sorted(itertools.combinations(moving, 2), key=lambda pair: (pp not in pair, pair))
-    chosen = [*pairs, *([tuple(moving)] if len(moving) > 2 else [])]
-    if tp not in moving and halves[tp]:
-        chosen += [(tp, at) for at in moving]
+    pairs = sorted(
+        itertools.combinations(moving, 2),
+        key=lambda pair: ("pp" not in {names[at] for at in pair}, pair),
+    )
+    more = [c for count in range(3, len(moving) + 1) for c in itertools.combinations(moving, count)]
+    chosen = [*pairs, *more, *((at,) for at in moving if not _grouped(layout, at))]
+    tensor = [at for at, half in enumerate(halves) if half and names[at] == "tp"]
+    chosen += [(at, other) for at in tensor for other in moving]
     for dimensions in chosen:
         shift = tuple(half if at in dimensions else 0 for at, half in enumerate(halves))
-        names = " and ".join(layout.order[at] for at in sorted(dimensions))
-        yield _shifted(layout, shift), f"backups move along {names} by half their size"
+        along = " and ".join(layout.dimensions[at].called for at in sorted(dimensions))
+        yield _shifted(layout, shift), f"backups move along {along} by half their size"
     yield _next_machine(layout, racks)
+
+
+def _grouped(layout: Layout, at: int) -> bool:
+    """Whether any group reaches along this dimension: then moving along it alone is no use."""
+    stride = math.prod(layout.sizes()[:at])
+    factors = [factor for shape in layout.shapes for factor in shape.factors]
+    return any(first <= stride < first * size for first, size in factors)
 
 
 def _shifted(layout: Layout, shift: tuple[int, ...]) -> tuple[Rank, ...]:
@@ -112,10 +126,12 @@ def _judge(layout: Layout, peers: tuple[Rank, ...], why: str) -> Placement:
         backups.setdefault(layout.machine(Rank(owner)), set()).add(layout.machine(peer))
     machine_covered = all(machine not in kept for machine, kept in backups.items())
     uncovered: dict[str, None] = {}
-    for name, group in layout.groups():
-        covered = layout.machines_of(group)
-        if name not in uncovered and any(backups[machine] & covered for machine in covered):
-            uncovered[name] = None
+    for shape in layout.shapes:
+        for group in groups_of(shape.factors, layout.world_size):
+            covered = layout.machines_of(group)
+            if any(backups[machine] & covered for machine in covered):
+                uncovered[called(shape.name, size_of(shape.factors))] = None
+                break
     return Placement(
         peers=peers,
         why=why,

@@ -20,8 +20,6 @@ import re
 from collections.abc import Callable
 from functools import lru_cache
 
-from msgspec.structs import asdict
-
 from everstep.actions import (
     BackUpStep,
     BeginGeneration,
@@ -44,7 +42,7 @@ from everstep.core import patience
 from everstep.core.deciding import Deciding
 from everstep.core.ending import end_of_job, publish
 from everstep.core.faults import target_of
-from everstep.core.groups import Layout
+from everstep.core.groups import layout_of
 from everstep.core.guards import give_up
 from everstep.core.placement import Placement, place
 from everstep.core.restore import Choice, choose_from
@@ -476,7 +474,7 @@ def placement_of(state: State) -> Placement:
 
 @lru_cache(maxsize=8)
 def _place(spec: LayoutSpec, ranks_per_machine: int) -> Placement:
-    return place(Layout(**asdict(spec), ranks_per_machine=ranks_per_machine))
+    return place(layout_of(spec, ranks_per_machine))
 
 
 def publish_step(d: Deciding) -> list[ControllerAction]:

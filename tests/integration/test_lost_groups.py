@@ -19,9 +19,9 @@ from everstep.checkpoint.kept import Kept
 from everstep.cluster.cleanup import job_scope
 from everstep.commands import offline
 from everstep.commands.jobs import result_of, spec_of
-from everstep.core.groups import Layout
+from everstep.core.groups import layout_of
 from everstep.core.state import Phase
-from everstep.model import NO_STEP, MachineId, NodeRank, Rank, Step
+from everstep.model import NO_STEP, LayoutSpec, MachineId, NodeRank, Rank, Step
 from everstep.paths import shm_dir
 from everstep.processes import descendants, read_pid_file, send_signal
 from tests.checkpoint.ranks import Ranks
@@ -30,7 +30,7 @@ from tests.integration.command import status_of
 from tests.integration.support import wait_for
 from tests.integration.test_survival import Trained, training
 
-LAYOUT = Layout(tp=2, dp=2, pp=2, ranks_per_machine=2)
+LAYOUT = layout_of(LayoutSpec(tp=2, dp=2, pp=2), ranks_per_machine=2)
 FLAGS = (
     *("--local-machines", str(LAYOUT.machines)),
     *("--nproc-per-node", str(LAYOUT.ranks_per_machine)),

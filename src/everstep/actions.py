@@ -94,6 +94,8 @@ class BackUpStep(Imperative, frozen=True, kw_only=True):
     """NO_STEP if there is none yet."""
     peers: tuple[Peer, ...]
     """One for every rank of the machine."""
+    spread_s: Seconds = 0.0
+    """Time over which to spread the sending; 0: as fast as it goes."""
 
 
 class InjectFault(Imperative, frozen=True, kw_only=True):

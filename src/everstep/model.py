@@ -61,7 +61,8 @@ class CheckpointSpec(Value, frozen=True, kw_only=True):
     """Fewest steps between two backup steps; they bound what the loss of a machine costs. A backup
     that takes longer than that makes the next one later, never the trainer."""
     backup_bytes_per_s: float = 0.0
-    """Most bytes per second that one machine sends for backups; 0: as many as the network takes."""
+    """Most bytes per second that one machine sends for backups; 0: no such limit. Without it, a
+    backup is spread over a part of the time until the next one (core/keeping.py)."""
     backup_interface: str = ""
     """Network interface of each machine that backups go over, for example "ib0"; empty: the one of
     the machine's address. Training needs the other one for itself."""

@@ -301,7 +301,7 @@ def test_a_backup_is_not_waited_for_beyond_its_time(
     monkeypatch.setattr(backing_up, "SENT_WITHIN_S", 0.05)
     m0, m1 = pair
     m0.save(10)
-    m0.shards._backing_up._pace._bytes_per_s = 1.0
+    monkeypatch.setattr(backing_up, "rate_for", lambda *_: 1.0)
     failed = m0.back_up(10, to=m1)
     assert isinstance(failed, BackupFailed)
     assert failed.reason == "the peers did not take step 10 within 0.05 s"

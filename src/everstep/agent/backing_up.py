@@ -20,7 +20,7 @@ from everstep.agent.threads import Crew
 from everstep.agent.transfer.channel import Cancel
 from everstep.agent.transfer.client import Client, Way
 from everstep.agent.transfer.messages import Put
-from everstep.agent.transfer.pace import TokenBucket
+from everstep.agent.transfer.pace import TokenBucket, rate_for
 from everstep.checkpoint import slots
 from everstep.checkpoint.format import Expected, ShardBad
 from everstep.checkpoint.need import in_words
@@ -56,7 +56,6 @@ class BackingUp:
         self._client = client
         self._step_s = step_s
         self._crew = Crew(here.setup.nproc_per_node)
-        self._pace = TokenBucket(here.spec.checkpoint.backup_bytes_per_s)
         self._maps = slots.Maps()
         self._told_bytes = 0
 
@@ -102,18 +101,25 @@ class BackingUp:
             await self._saves.wait(peer.rank, order.step, order.generation)
         self._tell_need(order)
         cancel = Cancel()
+        way = Way(cancel, self._pace(order))
+        within_s = SENT_WITHIN_S + order.spread_s
         began = time.monotonic()
         try:
-            async with asyncio.timeout(SENT_WITHIN_S):
+            async with asyncio.timeout(within_s):
                 counts = await self._crew.all(
-                    [self._sending(order, peer, Way(cancel, self._pace)) for peer in order.peers],
-                    cancel,
+                    [self._sending(order, peer, way) for peer in order.peers], cancel
                 )
         except TimeoutError:
             raise NotBackedUp(
-                f"the peers did not take step {order.step} within {SENT_WITHIN_S:g} s"
+                f"the peers did not take step {order.step} within {within_s:g} s"
             ) from None
         return Sent(sum(counts), time.monotonic() - began)
+
+    def _pace(self, order: BackUpStep) -> TokenBucket:
+        """The bytes of this backup over the time that the controller gives it."""
+        total = sum(self._payload_bytes(peer.rank, order.step) for peer in order.peers)
+        most = self._here.spec.checkpoint.backup_bytes_per_s
+        return TokenBucket(rate_for(total, order.spread_s, most))
 
     def _sending(self, order: BackUpStep, peer: Peer, way: Way) -> Callable[[], int]:
         def send() -> int:

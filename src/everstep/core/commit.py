@@ -129,6 +129,7 @@ def _start_ranks(state: State, action: StartRanks, now: Seconds) -> None:
     state.persist_after = max((p.step for p in state.published), default=NO_STEP)
     if state.safe is not None and state.safe.step > action.restore:
         state.safe = None
+        state.single = False
         state.backup_after = NO_STEP
     if state.incident is not None:
         state.incident.restored = action.restore
@@ -220,6 +221,7 @@ def _evict_machine(state: State, action: EvictMachine, now: Seconds) -> None:
     if machine.node_rank is not None:
         state.positions.pop(machine.node_rank, None)
         machine.node_rank = None
+        state.single = state.safe is not None
     if state.incident is not None:
         state.incident.evicted.append(action.machine)
 

@@ -422,10 +422,12 @@ def _end_backup(state: State, backup: Backup, now: Seconds) -> None:
     if backup.awaiting:
         return
     state.backup = None
-    state.backup_failed = bool(backup.failed)
     if not backup.failed:
         state.safe = Published(step=backup.step, generation=backup.generation)
+        state.single = False
+        state.backups_failed = 0
     else:
+        state.backups_failed += 1
         state.backup_not_before = now + BACKUP_RETRY_S
 
 

@@ -15,13 +15,10 @@ Every rule says why, with its numbers: the sentence goes to the journal and to p
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable
-from functools import lru_cache
 
 from everstep.actions import (
-    BackUpStep,
     BeginGeneration,
     CloseIncident,
     ControllerAction,
@@ -31,7 +28,6 @@ from everstep.actions import (
     OpenIncident,
     Outcome,
     PageHuman,
-    PersistStep,
     ReleaseMachine,
     RequestMachines,
     StartRanks,
@@ -40,29 +36,21 @@ from everstep.actions import (
 )
 from everstep.core import patience
 from everstep.core.deciding import Deciding
-from everstep.core.ending import end_of_job, publish
+from everstep.core.ending import end_of_job
 from everstep.core.faults import target_of
-from everstep.core.groups import layout_of
 from everstep.core.guards import give_up
-from everstep.core.placement import Placement, place
+from everstep.core.keeping import back_up_step, peer_at, persist_step, publish_step
 from everstep.core.restore import Choice, choose_from
 from everstep.core.state import Machine, Phase, State
 from everstep.model import (
     NO_STEP,
     Generation,
-    LayoutSpec,
     MachineId,
     NodeRank,
     Peer,
     Rank,
     Seconds,
-    Step,
 )
-
-LEAD_S: Seconds = 2.0
-"""A step is kept for disk or peers only if it lies this far ahead when it is chosen: every rank
-must hear of it before it saves it. Progress reaches the core within a second, an order a machine
-within another."""
 
 
 def decide(state: State, now: Seconds, already: int) -> list[ControllerAction]:
@@ -345,12 +333,7 @@ def start_ranks(d: Deciding) -> list[ControllerAction]:
 def _sources(state: State, choice: Choice, node_rank: NodeRank) -> tuple[Peer, ...]:
     """Where the ranks of this position fetch their shards."""
     ours = state.job.ranks_of(node_rank)
-    return tuple(_peer(state, rank, name) for rank, name in choice.fetch if rank in ours)
-
-
-def _peer(state: State, rank: Rank, name: MachineId) -> Peer:
-    machine = state.machines[name]
-    return Peer(rank=rank, machine=name, address=machine.shard_address, port=machine.shard_port)
+    return tuple(peer_at(state, rank, name) for rank, name in choice.fetch if rank in ours)
 
 
 def close_incident(d: Deciding) -> list[ControllerAction]:
@@ -366,122 +349,6 @@ def close_incident(d: Deciding) -> list[ControllerAction]:
     else:
         return []
     return [CloseIncident(id=d.id(), cause=d.event, why=why, incident=incident.incident)]
-
-
-# --- checkpoints ---------------------------------------------------------------------------------
-
-
-def persist_step(d: Deciding) -> list[ControllerAction]:
-    """Put a step on disk when one is due: the machine-safe one, which is kept anyway.
-
-    Without backups, choose a step for the whole job that every rank can still hear of in time.
-    """
-    state = d.state
-    every = state.job.checkpoint.disk_every
-    if not every or state.persist is not None or not _advancing(state):
-        return []
-    newest = max(state.finished_by_one, state.finished_by_all)
-    if backs_up(state) and not _pausing(d):
-        if state.safe is None or state.safe.step < state.persist_after + every:
-            return []
-        step, generation = state.safe.step, state.safe.generation
-        why = f"every {every} steps go to disk; step {step} is the newest machine-safe one"
-    else:
-        due = max(_ahead(state), state.persist_after + 1)
-        step, generation = Step(math.ceil(due / every) * every), state.generation
-        why = f"every {every} steps go to disk; the newest finished step is {newest}"
-    return [
-        PersistStep(
-            id=d.id(),
-            cause=d.event,
-            why=why,
-            machine=machine.machine,
-            generation=generation,
-            step=step,
-        )
-        for machine in state.members()
-    ]
-
-
-def _pausing(d: Deciding) -> bool:
-    """Whether a backup failed and is not due again: the time for disk copies of steps of their own.
-
-    At any other time they would take turns for ever where steps are short, and one rank would have
-    three steps to keep: the machine-safe one, the next one, and the one for the disk.
-    """
-    state = d.state
-    return state.backup_failed and state.backup is None and d.now < state.backup_not_before
-
-
-def _advancing(state: State) -> bool:
-    """Whether all ranks are known to train, and how fast."""
-    known = state.finished_by_all > NO_STEP and state.step_s is not None
-    return known and state.phase is Phase.RUNNING and not state.failures and not state.exits
-
-
-def _ahead(state: State) -> int:
-    """The first step that every rank can be told of before it saves it."""
-    newest = max(state.finished_by_one, state.finished_by_all)
-    return newest + 1 + math.ceil(LEAD_S / max(state.step_s or 0.0, 1e-6))
-
-
-def backs_up(state: State) -> bool:
-    """Whether shards are also kept in the memory of a second machine."""
-    possible = state.job.checkpoint.backup and state.job.nnodes > 1
-    return possible and all(machine.shard_port for machine in state.members())
-
-
-def back_up_step(d: Deciding) -> list[ControllerAction]:
-    """Begin the next backup step once the former one is complete everywhere and on disk if due."""
-    state = d.state
-    if not backs_up(state) or state.backup is not None or state.persist is not None:
-        return []
-    if not _advancing(state) or d.now < state.backup_not_before:
-        return []
-    every = max(1, state.job.checkpoint.backup_every)
-    due = max(_ahead(state), state.backup_after + 1)
-    step = Step(math.ceil(due / every) * every)
-    peers = backup_peers(state)
-    return [
-        BackUpStep(
-            id=d.id(),
-            cause=d.event,
-            why=f"step {step} is the next backup step: {placement_of(state).why}",
-            machine=machine.machine,
-            generation=state.generation,
-            step=step,
-            safe=state.safe.step if state.safe is not None else NO_STEP,
-            peers=tuple(peers[rank] for rank in state.job.ranks_of(NodeRank(node_rank))),
-        )
-        for node_rank, machine in enumerate(state.members())
-    ]
-
-
-def backup_peers(state: State) -> list[Peer]:
-    """For every rank, the machine that keeps its backup."""
-    per_machine = state.job.nproc_per_node
-    return [
-        _peer(state, Rank(owner), state.positions[NodeRank(peer // per_machine)])
-        for owner, peer in enumerate(placement_of(state).peers)
-    ]
-
-
-def placement_of(state: State) -> Placement:
-    """Of the job's layout; with none given, data parallelism alone is assumed."""
-    spec = state.job.layout or LayoutSpec(dp=state.job.world_size)
-    return _place(spec, state.job.nproc_per_node)
-
-
-@lru_cache(maxsize=8)
-def _place(spec: LayoutSpec, ranks_per_machine: int) -> Placement:
-    return place(layout_of(spec, ranks_per_machine))
-
-
-def publish_step(d: Deciding) -> list[ControllerAction]:
-    persist = d.state.persist
-    if persist is None or persist.awaiting or persist.publishing or persist.failed:
-        return []
-    return [publish(d)]
 
 
 # --- machines ------------------------------------------------------------------------------------

@@ -213,8 +213,11 @@ class State(msgspec.Struct, kw_only=True):
     backup: Backup | None = None
     safe: Published | None = None
     """The machine-safe step: every rank's shard of it lies in the memory of two machines."""
-    backup_failed: bool = False
-    """The newest finished backup failed: the disk tier does not wait for machine-safe steps."""
+    single: bool = False
+    """A machine was lost since: some shards of the machine-safe step lie in one memory only."""
+    backups_failed: int = 0
+    """How many of the newest finished backups failed, one after the other: while that is so, the
+    disk tier does not wait for machine-safe steps."""
     backup_after: Step = NO_STEP
     """The next backup step is a newer one than this."""
     backup_not_before: Seconds = 0.0

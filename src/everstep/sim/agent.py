@@ -427,7 +427,8 @@ class Agent:
             index = target.kept.begin(copy, order.safe)
             begun.append((target, target.agent, index))
         transfer_s = self._ground.options.transfer_s * self._ground.rng.uniform(0.5, 1.5)
-        self._after(transfer_s, partial(self._sent, action, token, begun))
+        takes_s = max(order.spread_s, transfer_s)
+        self._after(takes_s, partial(self._sent, action, token, begun))
 
     def _sent(
         self, action: BackUpShards, token: object, begun: list[tuple[Machine, Agent | None, int]]

@@ -135,7 +135,7 @@ def _why(state: State, step: Step) -> str:
     where = placement_of(state).why
     if state.safe is None and state.restored > NO_STEP:
         return f"step {step} is backed up as soon as it can be, since none is machine-safe: {where}"
-    if state.single:
+    if state.safe is not None and state.single:
         return (
             f"step {step} is backed up as soon as it can be, since some shards of step"
             f" {state.safe.step} lie in one memory only: {where}"

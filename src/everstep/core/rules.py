@@ -43,12 +43,10 @@ from everstep.core.keeping import back_up_step, peer_at, persist_step, publish_s
 from everstep.core.restore import Choice, choose_from
 from everstep.core.state import Machine, Phase, State
 from everstep.model import (
-    NO_STEP,
     Generation,
     MachineId,
     NodeRank,
     Peer,
-    Rank,
     Seconds,
 )
 

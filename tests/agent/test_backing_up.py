@@ -20,7 +20,7 @@ from everstep.agent.shards import Shards
 from everstep.agent.this_machine import ThisMachine
 from everstep.agent.transfer import client
 from everstep.checkpoint import disk, slots
-from everstep.checkpoint.format import PAGE, Expected, crc_of
+from everstep.checkpoint.format import PAGE, Expected
 from everstep.checkpoint.pins import Pins, pins_of
 from everstep.checkpoint.slots import ShardWriter, Writer
 from everstep.events import BackupFailed, StepBackedUp
@@ -38,6 +38,7 @@ from everstep.model import (
     Step,
 )
 from everstep.paths import JobPaths, MachineSetup, rank_shm, shm_dir
+from tests.checkpoint.plain import digest
 
 GENERATION = Generation(1)
 WORLD = 4
@@ -100,8 +101,7 @@ class Host:
                 writer.reserve(SIZE)
             slot = writer.begin(Step(step), SIZE)
             slot.payload[:] = content(rank, step)
-            writer.commit(slot)
-            writer.seal(slot, crc_of(slot.payload))
+            writer.commit(slot, digest(content(rank, step)))
 
     @staticmethod
     def writer(rank: Rank) -> Writer:
@@ -267,15 +267,20 @@ def test_ranks_that_ended_before_they_saved_the_step_are_named(pair: tuple[Host,
     assert m1.shards.backups() == ()
 
 
-def test_a_damaged_copy_of_the_owner_is_dropped_and_not_sent(pair: tuple[Host, Host]) -> None:
+def test_what_was_damaged_before_it_was_sent_keeps_the_digest_that_tells(
+    pair: tuple[Host, Host], hosts: Hosts
+) -> None:
     m0, m1 = pair
     m0.save(10)
     flip_bit(m0.here.shm, Rank(1))
-    failed = m0.back_up(10, to=m1)
-    assert isinstance(failed, BackupFailed)
-    assert "rank 1's own copy of step 10 was damaged in memory and is dropped" in failed.reason
-    assert m0.held() == [[10], []]
-    assert copies(10, 1)[0] not in m1.shards.backups()
+    assert isinstance(m0.back_up(10, to=m1), StepBackedUp)
+    newcomer = hosts.host("m2", 0)
+    newcomer.make_ready(newcomer.restore_order(10, source=m1))
+    for rank in newcomer.ranks:
+        expected = Expected(step=Step(10), rank=rank, generation=GENERATION, world_size=WORLD)
+        shard = slots.find(newcomer.here.shm, expected)
+        same = shard.header.digest == digest(bytes(shard.payload))
+        assert same == (rank != 1)
 
 
 def test_a_newer_order_replaces_one_that_waits(pair: tuple[Host, Host]) -> None:
@@ -336,6 +341,7 @@ def test_a_newcomer_gets_all_shards_of_the_lost_machine_into_its_slots(
         shard = slots.find(newcomer.here.shm, expected)
         shard.verify()
         assert shard.crc is not None
+        assert shard.header.digest == digest(content(rank, 10))
         assert bytes(shard.payload) == content(rank, 10)
     for step in range(11, 20):
         newcomer.save(step)

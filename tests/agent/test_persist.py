@@ -43,7 +43,7 @@ class Disk:
             writer.reserve(100)
             slot = writer.begin(Step(step), 100)
             slot.payload[:] = bytes([step] * 100)
-            writer.commit(slot)
+            writer.commit(slot, digest=0)
 
     async def persist(self, step: int) -> StepPersisted | PersistFailed:
         order = PersistStep(
@@ -116,7 +116,7 @@ def test_a_copy_of_another_generation_is_not_the_one_meant(disk: Disk) -> None:
     disk.save(5, Rank(0))
     other = ShardWriter(disk.here.shm, Writer(rank=Rank(1), world_size=2, generation=Generation(1)))
     slot = other.begin(Step(5), 100)
-    other.commit(slot)
+    other.commit(slot, digest=0)
     disk.running = False
     assert isinstance(disk.answer(5), PersistFailed)
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from everstep.checkpoint.capture import Capture, Snapshot, Stateful, views_of
+from everstep.checkpoint.digest import digest_of
 from everstep.checkpoint.format import Header, Shard
 from everstep.checkpoint.guard import Guard
 from everstep.checkpoint.load import Loader
@@ -47,6 +48,7 @@ def shard_of(snapshot: Snapshot) -> Shard:
         world_size=1,
         sequence=1,
         payload_bytes=len(payload),
+        digest=digest_of(payload),
     )
     return Shard(header, None, payload, "a test")
 

@@ -1,4 +1,4 @@
-"""The copy thread by itself: its end holds nobody up, and a new save goes before a checksum."""
+"""The copy thread by itself: its end holds nobody up, and what it commits has its digest."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 
 from everstep.checkpoint import slots
 from everstep.checkpoint.copier import Copier, CpuTransfer, Job
+from everstep.checkpoint.digest import check_digest
 from everstep.checkpoint.format import Expected
 from everstep.checkpoint.need import Need
 from everstep.checkpoint.slots import ShardWriter, SharedMemoryTooSmall
@@ -57,13 +58,12 @@ def test_a_save_that_comes_after_the_thread_ended_is_over_at_once() -> None:
     assert copier.saved == -1
 
 
-def test_a_waiting_save_goes_before_the_checksum_of_the_one_before(shm: Path) -> None:
-    """The copy counts all the same: the disk tier computes the checksum that is missing."""
+def test_whatever_counts_as_a_copy_has_its_digest(shm: Path) -> None:
+    """Also when the next save waits already."""
     outcomes = Outcomes()
     copier = Copier(lambda: writer(shm), outcomes)
     copier._queue.put(None)  # a save is waiting
     copier._save(job(), writer(shm))
     assert copier.saved == 5
-    shard = slots.find(shm, Expected(step=Step(5), rank=Rank(0)))
-    assert shard.crc is None
+    check_digest(slots.find(shm, Expected(step=Step(5), rank=Rank(0))))
     assert outcomes.told == []

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from everstep.checkpoint import disk, slots
+from everstep.checkpoint.digest import check_digest
 from everstep.checkpoint.disk import MANIFEST, persist, publish, published, read, shard_path
 from everstep.checkpoint.format import Expected, ShardBad
 from everstep.checkpoint.slots import ShardLost, ShardMissing
@@ -105,14 +106,18 @@ def test_a_step_not_saved_yet_or_overwritten_is_said_to_be(shm: Path, tmp_path: 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_damaged_copy_does_not_get_to_disk_and_is_dropped(shm: Path, tmp_path: Path) -> None:
-    shards = writer(shm)
-    save(shards, 0, 1)
-    save(shards, 0, 2).payload[1000] ^= 1
-    with pytest.raises(ShardBad, match="is damaged"):
-        persist(shm, Rank(0), Step(2), tmp_path)
-    assert held_steps(shm) == [1]
-    assert list((tmp_path / "step-2").iterdir()) == []
+def test_what_was_damaged_in_memory_before_it_got_to_disk_is_found(
+    shm: Path, tmp_path: Path
+) -> None:
+    for rank in RANKS:
+        save(writer(shm, rank), rank, 2).payload[1000] ^= rank
+        persist(shm, Rank(rank), Step(2), tmp_path)
+    declare(tmp_path, 2)
+    check_digest(read(tmp_path, expected(2)))
+    damaged = read(tmp_path, expected(2, rank=1))
+    damaged.verify()
+    with pytest.raises(ShardBad, match="is damaged: its digest is"):
+        check_digest(damaged)
 
 
 @pytest.mark.parametrize("limit", [0, 4096, 100_000])

@@ -12,6 +12,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from everstep.checkpoint import slots
+from everstep.checkpoint.digest import check_digest
 from everstep.checkpoint.format import PAGE, Expected, ShardBad
 from everstep.checkpoint.remote import RemoteTier
 from everstep.checkpoint.slots import ShardLost, ShardMissing
@@ -218,13 +219,14 @@ def test_a_slot_that_is_overwritten_under_way_is_lost_and_leaves_nothing(
     assert names() == set()
 
 
-def test_a_damaged_slot_is_dropped_and_leaves_nothing(tier: Tier, shm: Path) -> None:
-    slot = save(writer(shm), 0, 5)
-    slot.payload[100] ^= 1
-    with pytest.raises(ShardBad, match="did not get there, and was dropped"):
-        tier.persist(shm, Rank(0), Step(5))
-    assert names() == set()
-    assert slots.inventory(shm, [Rank(0)]) == []
+def test_what_was_damaged_in_memory_before_it_was_stored_is_found(tier: Tier, shm: Path) -> None:
+    for rank in range(WORLD):
+        save(writer(shm, rank), rank, 5).payload[100] ^= rank
+    persist_all(tier, shm, 5)
+    tier.publish(entry(5), WORLD, 2)
+    check_digest(tier.read(Expected(step=Step(5), rank=Rank(0))))
+    with pytest.raises(ShardBad, match="is damaged: its digest is"):
+        check_digest(tier.read(Expected(step=Step(5), rank=Rank(1))))
 
 
 def test_paths_and_file_urls_are_directories_and_all_else_is_for_fsspec(tmp_path: Path) -> None:

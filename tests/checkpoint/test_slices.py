@@ -72,6 +72,7 @@ def shard_of(rank: int, payload: memoryview) -> Shard:
         world_size=len(ALL),
         sequence=1,
         payload_bytes=len(payload),
+        digest=0,
     )
     return Shard(header, crc_of(payload), payload, f"rank {rank}")
 

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from everstep.checkpoint import slots
-from everstep.checkpoint.format import PAGE, Expected, ShardBad, crc_of, erase
+from everstep.checkpoint.digest import check_digest
+from everstep.checkpoint.format import PAGE, Expected, ShardBad, erase
 from everstep.checkpoint.need import SLOTS
 from everstep.checkpoint.pins import pin_for_disk
 from everstep.checkpoint.slots import (
@@ -24,7 +25,7 @@ from everstep.checkpoint.slots import (
 )
 from everstep.model import Copy, Generation, Rank, Step
 from everstep.paths import rank_shm
-from tests.checkpoint.plain import check, content, held_steps, save, writer
+from tests.checkpoint.plain import check, content, digest, held_steps, save, writer
 
 MIB = 1 << 20
 EXPECTED = Expected(step=Step(3), rank=Rank(0), generation=Generation(1), world_size=2)
@@ -123,17 +124,6 @@ def test_a_copy_taken_back_is_not_listed(shm: Path) -> None:
     assert held_steps(shm) == []
 
 
-def test_a_committed_copy_without_checksum_counts(shm: Path) -> None:
-    """Its writer was killed between commit and seal: the copy was complete."""
-    shards = writer(shm)
-    payload = content(0, 0, 1)
-    slot = shards.begin(Step(0), len(payload))
-    slot.payload[:] = payload
-    shards.commit(slot)
-    (copy,) = slots.inventory(shm, [Rank(0)])
-    assert check(shm, copy).crc is None
-
-
 def test_what_is_not_there_is_missing_and_what_was_overwritten_is_lost(shm: Path) -> None:
     with pytest.raises(ShardMissing, match="newest is None"):
         slots.find(shm, EXPECTED)
@@ -156,20 +146,24 @@ def test_removing_everything_leaves_nothing_and_may_be_repeated(shm: Path) -> No
 def test_a_reader_cannot_harm_the_copy_that_it_reads(shm: Path) -> None:
     save(writer(shm), 0, 3)
     slots.find(shm, EXPECTED).payload[:4] = b"oops"
-    slots.find(shm, EXPECTED).verify()
+    check_digest(slots.find(shm, EXPECTED))
 
 
 # --- damage --------------------------------------------------------------------------------------
 
 
-def test_a_flipped_bit_in_the_payload_is_found(shm: Path) -> None:
+@pytest.mark.parametrize("pinned", [True, False])
+def test_a_flipped_bit_in_the_payload_is_found(shm: Path, *, pinned: bool) -> None:
+    if pinned:
+        pin_for_disk(shm, Rank(0), Step(3))
     slot = save(writer(shm), 0, 3)
+    check_digest(slots.find(shm, EXPECTED))
     slot.payload[70_000] ^= 4
-    with pytest.raises(ShardBad, match="is damaged: its checksum is"):
-        slots.find(shm, EXPECTED).verify()
+    with pytest.raises(ShardBad, match="is damaged: its digest is"):
+        check_digest(slots.find(shm, EXPECTED))
 
 
-@pytest.mark.parametrize("at", [0, 9, 20, 40, 55])
+@pytest.mark.parametrize("at", [0, 9, 20, 40, 55, 60, 70])
 def test_a_flipped_bit_in_the_header_makes_the_slot_no_slot(shm: Path, at: int) -> None:
     slot = save(writer(shm), 0, 3)
     slot.page[at] ^= 1
@@ -263,12 +257,11 @@ def test_state_that_grows_gets_room_slot_by_slot(shm: Path) -> None:
     for step in range(5):
         slot = shards.begin(Step(step), (1 + step) * MIB)
         slot.payload[-1] = step
-        shards.commit(slot)
-        shards.seal(slot, crc_of(slot.payload))
+        shards.commit(slot, digest(bytes(slot.payload)))
     assert held_steps(shm) == [1, 2, 3, 4]
     for step in range(1, 5):
         shard = slots.find(shm, Expected(step=Step(step), rank=Rank(0)))
-        shard.verify()
+        check_digest(shard)
         assert len(shard.payload) == (1 + step) * MIB
 
 

@@ -11,10 +11,10 @@ import msgspec
 import pytest
 
 from everstep.checkpoint import disk
-from everstep.checkpoint.format import crc_of
 from everstep.checkpoint.slots import ShardWriter, Writer
 from everstep.cli import main
 from everstep.model import Generation, Rank, Step
+from tests.checkpoint.plain import digest
 from tests.commands.fake_controller import job_in
 
 RANKS = 2
@@ -61,8 +61,7 @@ def publish(directory: Path, shm: Path, step: int) -> None:
         shards = ShardWriter(shm, who)
         slot = shards.begin(Step(step), 5000)
         slot.payload[:] = bytes([step + rank]) * 5000
-        shards.commit(slot)
-        shards.seal(slot, crc_of(slot.payload))
+        shards.commit(slot, digest(bytes(slot.payload)))
         disk.persist(shm, Rank(rank), Step(step), directory)
     disk.publish(directory, Step(step), Generation(1), RANKS, keep=2)
 

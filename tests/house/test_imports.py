@@ -17,6 +17,7 @@ HAS_TORCH = {
     "everstep.checkpoint.capture",
     "everstep.checkpoint.copier",
     "everstep.checkpoint.cuda",
+    "everstep.checkpoint.digest",
     "everstep.checkpoint.export",
     "everstep.checkpoint.guard",
     "everstep.checkpoint.layout",

@@ -22,7 +22,7 @@ from everstep.agent.transfer.client import Client, Way
 from everstep.agent.transfer.messages import Put
 from everstep.agent.transfer.pace import TokenBucket, rate_for
 from everstep.checkpoint import slots
-from everstep.checkpoint.format import Expected, ShardBad
+from everstep.checkpoint.format import Expected
 from everstep.checkpoint.need import in_words
 from everstep.checkpoint.pins import pin_for_backup, pins_of
 from everstep.events import BackupFailed, StepBackedUp
@@ -128,20 +128,12 @@ class BackingUp:
             shard = slots.find(shm, expected, self._maps.map)
             wanted = Put(
                 header=shard.header,
-                crc=shard.crc,
                 safe=order.safe,
                 order_generation=order.generation,
             )
-            try:
-                return self._client.put(
-                    peer, wanted, shard.payload, lambda: slots.unchanged(shm, shard.header), way
-                )
-            except ShardBad as error:
-                slots.drop(shm, shard.header)
-                raise ShardBad(
-                    f"rank {rank}'s own copy of step {order.step} was damaged in memory and is"
-                    f" dropped: {error}"
-                ) from error
+            return self._client.put(
+                peer, wanted, shard.payload, lambda: slots.unchanged(shm, shard.header), way
+            )
 
         return send
 

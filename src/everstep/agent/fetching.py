@@ -95,8 +95,7 @@ class Fetching:
             return places[-1].payload
 
         fetched = self._client.fetch(peer, wanted, place, way)
-        writer.commit(places[-1])
-        writer.seal(places[-1], fetched.crc)
+        writer.commit(places[-1], fetched.header.digest, fetched.crc)
         return fetched.header.payload_bytes
 
 

@@ -1,11 +1,10 @@
-"""The copy thread: from a snapshot to a committed, sealed slot while training goes on.
+"""The copy thread: from a snapshot to a committed slot while training goes on.
 
 One thread per rank, and the only writer of the rank's slots. For each save, in this order: choose
-and void a slot, copy, check that nothing watched has changed, commit; only then may the optimizer
-step. The checksum is computed after that from the copy, and given up when the next save arrives:
-it protects the disk tier and transfers, a kill needs only the commit.
+and void a slot, copy, check that nothing watched has changed, make the digest of the copy, commit;
+only then may the optimizer step. So whatever counts as a copy has its digest.
 
-All bulk work (copying, hashing, faulting pages in) runs without the GIL, each in one call for the
+All bulk work (copying, summing, faulting pages in) runs without the GIL, each in one call for the
 whole save, because a thread that needs the GIL between thousands of small copies waits up to 5 ms
 for each of them.
 """
@@ -14,14 +13,14 @@ from __future__ import annotations
 
 import queue
 import threading
-import zlib
 from collections.abc import Callable
 from typing import Protocol
 
 import torch
 
 from everstep.checkpoint.capture import Snapshot, views_of
-from everstep.checkpoint.format import CHUNK_BYTES, TensorEntry
+from everstep.checkpoint.digest import digest_of
+from everstep.checkpoint.format import TensorEntry
 from everstep.checkpoint.need import Need
 from everstep.checkpoint.slots import OpenSlot, ShardWriter, SharedMemoryTooSmall
 from everstep.model import NO_STEP, Step
@@ -75,13 +74,10 @@ class Job:
         """Set when later work may be ordered behind the copy on the device."""
         self.done = threading.Event()
         """Set when it is committed or given up: the tensors are not read any more."""
-        self.finished = threading.Event()
-        """Set when the checksum is there too, or given up."""
 
     def finish(self) -> None:
         self.queued.set()
         self.done.set()
-        self.finished.set()
 
 
 class CpuTransfer:
@@ -149,8 +145,8 @@ class Copier:
             self._job.done.wait()
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until the newest save is committed and sealed. False: it takes longer."""
-        return self._job is None or self._job.finished.wait(timeout_s)
+        """Wait until the newest save is committed or given up. False: it takes longer."""
+        return self._job is None or self._job.done.wait(timeout_s)
 
     def stop(self) -> None:
         """End the thread after what is queued."""
@@ -206,19 +202,9 @@ class Copier:
         if torn is not None:
             self._outcome.torn(snapshot.step, torn)
             return
-        writer.commit(slot)
+        writer.commit(slot, digest_of(slot.payload))
         self.saved = snapshot.step
         job.slot = slot
-        job.done.set()
-        self._seal(slot, writer)
-
-    def _seal(self, slot: OpenSlot, writer: ShardWriter) -> None:
-        crc = 0
-        for at in range(0, len(slot.payload), CHUNK_BYTES):
-            if not self._queue.empty():
-                return
-            crc = zlib.crc32(slot.payload[at : at + CHUNK_BYTES], crc)
-        writer.seal(slot, crc)
 
     def _end(self, job: Job | None) -> None:
         """Nobody may wait for a thread that has ended; submit() sees to what comes after this."""

@@ -1,7 +1,7 @@
 """The disk tier: whole steps in the checkpoint directory, for the loss of a machine.
 
-    DIRECTORY/step-N/rank-R.shard     the same bytes as the slot in memory, sealed; of tensors that
-                                      other ranks hold too, only a slice (slices.py)
+    DIRECTORY/step-N/rank-R.shard     the same bytes as the slot in memory, and a checksum; of
+                                      tensors that other ranks hold too, only a slice (slices.py)
     DIRECTORY/step-N/manifest.json    written last, when every rank's shard is there: published
 
 Agents persist shards, the controller publishes steps, ranks read them. Everything is written under
@@ -61,10 +61,11 @@ def shard_path(directory: Path, step: Step, rank: Rank) -> Path:
 
 
 def persist(shm: Path, rank: Rank, step: Step, directory: Path) -> Path:
-    """Copy the rank's shard of this step to disk, checked and fsynced; the path is its file.
+    """Copy the rank's shard of this step to disk, fsynced; the path is its file.
 
     Raises ShardMissing (not saved yet), ShardLost (overwritten, also while it was being copied),
-    ShardBad (its checksum is wrong: it was dropped from memory), OSError (disk full, read-only).
+    OSError (disk full, read-only). What was damaged in memory before is found by its digest when it
+    is restored.
     """
     shard = slots.find(shm, Expected(step=step, rank=rank))
     path = shard_path(directory, step, rank)
@@ -73,8 +74,8 @@ def persist(shm: Path, rank: Rank, step: Step, directory: Path) -> Path:
     temporary = path.with_suffix(".tmp")
     try:
         part = None if (directory / WHOLE).exists() else _cut(shard)
-        crc = _write_shard(temporary, shard, part)
-        _check_copy(shm, shard, crc)
+        _write_shard(temporary, shard, part)
+        _check_kept(shm, shard.header)
         temporary.rename(path)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -84,30 +85,26 @@ def persist(shm: Path, rank: Rank, step: Step, directory: Path) -> Path:
     return path
 
 
-def _check_copy(shm: Path, shard: Shard, crc: int) -> None:
-    """What was written is what the rank committed. The order matters: an overwritten slot has
-    another checksum, too, and is no damage.
-    """
-    header = shard.header
+def _check_kept(shm: Path, header: Header) -> None:
+    """What was written is what the rank committed, if that is still there."""
     if not slots.unchanged(shm, header):
         raise ShardLost(
             f"rank {header.rank} overwrote step {header.step} while it was copied to disk"
         )
-    if shard.crc not in (None, crc):
-        slots.drop(shm, header)
-        raise ShardBad(f"{shard.where} is damaged: it did not get to disk, and was dropped")
 
 
 def _cut(shard: Shard) -> Part | None:
-    """An index that cannot be read is a slot that is being overwritten: _check_copy() will say."""
+    """An index that cannot be read is a slot that is being overwritten, which persist() notices, or
+    one that was damaged, which restoring does.
+    """
     try:
         return slices.cut(shard)
     except ShardBad:
         return None
 
 
-def _write_shard(path: Path, shard: Shard, part: Part | None) -> int:
-    """Write and fsync the file; the CRC-32 of the shard's whole payload."""
+def _write_shard(path: Path, shard: Shard, part: Part | None) -> None:
+    """Write and fsync the file."""
     chunks = [shard.payload] if part is None else part.chunks
     size = sum(map(len, chunks))
     header = msgspec.structs.replace(shard.header, payload_bytes=size)
@@ -121,7 +118,6 @@ def _write_shard(path: Path, shard: Shard, part: Part | None) -> int:
                 _write_all(file.fileno(), chunk)
         os.pwrite(file.fileno(), shards.header_page(header, crc), 0)
         os.fsync(file.fileno())
-    return crc if part is None else part.crc
 
 
 def _write_all(fd: int, chunk: memoryview) -> None:

@@ -35,6 +35,7 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from everstep.checkpoint.capture import element_type, views_of
+from everstep.checkpoint.digest import check_digest
 from everstep.checkpoint.format import (
     EntryKind,
     Expected,
@@ -105,7 +106,7 @@ def export(source: Tier, step: Step, target: FilePath) -> Exported:
 
 def _open(source: Tier, step: Step, rank: Rank) -> Shard:
     shard = source.read(Expected(step=step, rank=rank))
-    shard.verify()
+    check_digest(shard)
     return shard
 
 

@@ -1,13 +1,15 @@
 """The format of a shard: one rank's state of one step, the same bytes in memory and on disk.
 
-    page 0 (4096 bytes)      magic word, header with its checksum, seal (checksum of payload)
+    page 0 (4096 bytes)      magic word, header with its checksum, perhaps the payload's checksum
     payload                  index length, index (tensor table and pickled skeletons), tensor bytes
 
 The magic word is stored last and as one machine word, so a shard is whole or it is nothing: that is
-the commit. The seal follows the commit when the payload's checksum is known; a shard without a seal
-is whole all the same. slots.py writes shards to memory, disk.py to files, capture.py makes payloads
-and load.py reads them. This module needs no torch: agents check shards of states that they could
-not load, and never unpickle anything.
+the commit. Two things tell whether a payload is what it was. Its digest (digest.py) is in every
+header: the rank makes it as it saves, it goes with the shard wherever that goes, and the rank that
+restores it compares. Its checksum, a CRC-32, is added where a shard came over a connection or lies
+on disk, by agents, who have no torch. slots.py writes shards to memory, disk.py to files,
+capture.py makes payloads and load.py reads them. This module needs no torch: agents check shards of
+states that they could not load, and never unpickle anything.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import mmap
 import struct
 import zlib
 from enum import StrEnum
+from typing import NamedTuple
 
 import msgspec
 
@@ -25,19 +28,19 @@ PAGE = 4096
 ALIGN = 64
 """Tensors start at multiples of this: a cache line, and enough for every element type."""
 CHUNK_BYTES = 16 << 20
-"""Piece in which payloads are hashed and written, so that a new save interrupts within 10 ms."""
-MAGIC = int.from_bytes(b"EVSHARD1", "little")
+"""Piece in which checksums are computed and files are written."""
+MAGIC = int.from_bytes(b"EVSHARD2", "little")
 VOID = 0
 NO_REPLICAS = -1
 
 _MAGIC_AT = 0
 _CHECK_AT = 8
 _HEADER_AT = 16
-_SEAL_AT = 128
-_HEADER = struct.Struct("<qqiiQQ")
+_HEADER = struct.Struct("<qqiiQQQQ")
 _CHECK = struct.Struct("<I")
 _LENGTH = struct.Struct("<Q")
-_SEALED = 1 << 32
+_CHECKED = 1 << 32
+"""Marks that a checksum is there."""
 
 
 class ShardBad(EverstepError):
@@ -55,6 +58,8 @@ class Header(Value, frozen=True, kw_only=True, array_like=True):
     sequence: int
     """Grows with every save of this rank: two reads that saw the same number saw the same shard."""
     payload_bytes: int
+    digest: int
+    """Of the payload that the rank saved: digest.py. A part on disk has that of its whole."""
 
 
 class MeshEntry(Value, frozen=True, kw_only=True, array_like=True):
@@ -157,8 +162,11 @@ def erase(page: memoryview) -> None:
     store_word(page, _MAGIC_AT, VOID)
 
 
-def commit(page: memoryview, header: Header) -> None:
-    """From here on there is a shard. The payload must be complete; the page must be erased."""
+def commit(page: memoryview, header: Header, crc: int | None = None) -> None:
+    """From here on there is a shard. The payload must be complete; the page must be erased.
+
+    `crc`: the payload's CRC-32, where it is known.
+    """
     body = _HEADER.pack(
         header.step,
         header.generation,
@@ -166,47 +174,52 @@ def commit(page: memoryview, header: Header) -> None:
         header.world_size,
         header.sequence,
         header.payload_bytes,
+        header.digest,
+        0 if crc is None else _CHECKED | crc,
     )
-    store_word(page, _SEAL_AT, 0)
     page[_HEADER_AT : _HEADER_AT + len(body)] = body
     page[_CHECK_AT : _CHECK_AT + _CHECK.size] = _CHECK.pack(zlib.crc32(body))
     store_word(page, _MAGIC_AT, MAGIC)
 
 
-def seal(page: memoryview, crc: int) -> None:
-    """Add the payload's CRC-32 to a committed shard."""
-    store_word(page, _SEAL_AT, _SEALED | crc)
+class Read(NamedTuple):
+    """What the page of a whole shard says."""
+
+    header: Header
+    crc: int | None
+    """The payload's CRC-32, where the shard came over a connection or lies on disk."""
 
 
 def read_header(page: memoryview) -> Header | None:
     """The header of a whole shard; None for a torn, an erased or a foreign one."""
+    found = read_page(page)
+    return None if found is None else found.header
+
+
+def read_page(page: memoryview) -> Read | None:
+    """The same with the payload's checksum."""
     if len(page) < PAGE or load_word(page, _MAGIC_AT) != MAGIC:
         return None
     body = bytes(page[_HEADER_AT : _HEADER_AT + _HEADER.size])
     if _CHECK.unpack_from(page, _CHECK_AT)[0] != zlib.crc32(body):
         return None
-    step, generation, rank, world_size, sequence, payload_bytes = _HEADER.unpack(body)
-    return Header(
+    step, generation, rank, world_size, sequence, payload_bytes, digest, crc = _HEADER.unpack(body)
+    header = Header(
         step=step,
         generation=generation,
         rank=rank,
         world_size=world_size,
         sequence=sequence,
         payload_bytes=payload_bytes,
+        digest=digest,
     )
-
-
-def read_seal(page: memoryview) -> int | None:
-    """The payload's CRC-32, or None if it was not known yet when its writer died."""
-    word = load_word(page, _SEAL_AT)
-    return word ^ _SEALED if word & _SEALED else None
+    return Read(header, crc ^ _CHECKED if crc & _CHECKED else None)
 
 
 def header_page(header: Header, crc: int) -> bytes:
     """The first page of a shard on disk."""
     page = memoryview(bytearray(PAGE))
-    commit(page, header)
-    seal(page, crc)
+    commit(page, header, crc)
     return bytes(page)
 
 
@@ -283,7 +296,10 @@ def check_header(header: Header, expected: Expected, where: str) -> None:
 
 
 class Shard:
-    """A whole shard that was opened for reading. Holds its mapping as long as `payload` lives."""
+    """A whole shard that was opened for reading. Holds its mapping as long as `payload` lives.
+
+    `crc` is its payload's CRC-32, or None in the slots of the rank that saved it.
+    """
 
     def __init__(self, header: Header, crc: int | None, payload: memoryview, where: str) -> None:
         self.header = header
@@ -292,7 +308,9 @@ class Shard:
         self.where = where
 
     def verify(self) -> None:
-        """Raises ShardBad if the payload's checksum is known and differs."""
+        """Raises ShardBad if the payload's checksum is known and differs. For want of torch: a
+        rank compares the digest instead, which also tells what was damaged before it was sent.
+        """
         if self.crc is None:
             return
         found = crc_of(self.payload)
@@ -306,14 +324,14 @@ class Shard:
 def open_shard(mapping: mmap.mmap, expected: Expected, where: str) -> Shard:
     """Check what a mapped slot or file says about itself; verify() then checks its payload."""
     whole = memoryview(mapping)
-    header = read_header(whole[:PAGE]) if len(whole) >= PAGE else None
-    if header is None:
+    found = read_page(whole[:PAGE])
+    if found is None:
         raise ShardBad(f"{where} holds no complete shard")
+    header = found.header
     check_header(header, expected, where)
     if PAGE + header.payload_bytes > len(whole):
         raise ShardBad(
             f"{where} is truncated: {len(whole)} bytes, "
             f"but its header says {PAGE + header.payload_bytes}"
         )
-    payload = whole[PAGE : PAGE + header.payload_bytes]
-    return Shard(header, read_seal(whole[:PAGE]), payload, where)
+    return Shard(header, found.crc, whole[PAGE : PAGE + header.payload_bytes], where)

@@ -81,13 +81,10 @@ class Kept:
         ranks = sorted(Rank(int(name)) for name in names if name.isdigit())
         return slots.inventory(self._root, ranks)
 
-    def holds(self, header: Header, crc: int | None) -> bool:
+    def holds(self, header: Header) -> bool:
         """Whether this very shard is here: it need not be sent again."""
-        for found, seal in self._sealed(header.rank):
-            same = replace(found, sequence=header.sequence) == header
-            if same and seal is not None and crc in (None, seal):
-                return True
-        return False
+        found = slots.headers_in(rank_shm(self._root, header.rank)).values()
+        return any(replace(each, sequence=header.sequence) == header for each in found)
 
     def reserve(self, header: Header) -> None:
         """Make room in both slots at once, so that only a state that grows is refused later.
@@ -141,8 +138,7 @@ class Kept:
 
     def commit(self, taking: Taking, crc: int) -> None:
         """The payload is complete and has this checksum: from here on the backup is offered."""
-        shards.commit(taking.page, taking.header)
-        shards.seal(taking.page, crc)
+        shards.commit(taking.page, taking.header, crc)
 
     @contextlib.contextmanager
     def open(self, expected: Expected) -> Iterator[Shard]:
@@ -177,12 +173,6 @@ class Kept:
             path = slots.slot_path(rank_shm(self._root, rank), index)
             segment = self._segments[rank, index] = Segment(path)
         return segment
-
-    def _sealed(self, rank: Rank) -> Iterator[tuple[Header, int | None]]:
-        directory = rank_shm(self._root, rank)
-        for index, header in slots.headers_in(directory).items():
-            with slots.slot_path(directory, index).open("rb") as file:
-                yield header, shards.read_seal(memoryview(file.read(PAGE)))
 
 
 _ADVICE = "enlarge it, or keep no copies in the memory of peers (--no-backup)"

@@ -7,7 +7,7 @@ A part is what one rank writes instead of its shard's payload:
 
 join() makes the payload again out of the parts of all replicas. That replicas truly hold the same
 bytes is checked twice: differing() compares their checksums before a step is published, and the
-joined payload must have the very checksum that its rank's slot had. No torch here.
+joined payload must have the very digest and checksum that its rank's slot had. No torch here.
 """
 
 from __future__ import annotations
@@ -71,7 +71,6 @@ class Part:
     def __init__(self, head: PartHead, payload: memoryview) -> None:
         body = msgspec.msgpack.encode(head)
         start = _START.pack(_MARK, len(body)) + body
-        self.crc = head.crc
         self.chunks = [memoryview(start.ljust(padded(len(start), PAGE), b"\0"))]
         self.chunks += [payload[begin:end] for begin, end in head.ranges]
 

@@ -23,6 +23,8 @@ import shutil
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from everstep.checkpoint import format as shards
 from everstep.checkpoint.budget import room_in
 from everstep.checkpoint.format import PAGE, Expected, Header, Shard
@@ -162,6 +164,7 @@ class OpenSlot:
     def __init__(self, index: int, segment: Segment, header: Header) -> None:
         self.index = index
         self.header = header
+        """Without its digest until commit()."""
         self.mappings = segment.mappings
         self.whole = segment.whole
         self.page = segment.whole[:PAGE]
@@ -218,19 +221,18 @@ class ShardWriter:
             world_size=self._writer.world_size,
             sequence=self._sequence,
             payload_bytes=payload_bytes,
+            digest=0,
         )
         slot = OpenSlot(index, segment, header)
         self._headers[index] = None
         shards.erase(slot.page)
         return slot
 
-    def commit(self, slot: OpenSlot) -> None:
-        shards.commit(slot.page, slot.header)
+    def commit(self, slot: OpenSlot, digest: int, fetched_crc: int | None = None) -> None:
+        """The payload is complete. `fetched_crc`: its checksum, if it came from a peer."""
+        slot.header = replace(slot.header, digest=digest)
+        shards.commit(slot.page, slot.header, fetched_crc)
         self._headers[slot.index] = slot.header
-
-    def seal(self, slot: OpenSlot, crc: int) -> None:
-        """Add the checksum of a slot that this writer committed last."""
-        shards.seal(slot.page, crc)
 
     def void(self, slot: OpenSlot) -> None:
         """Take a commit back: the copy turned out to be torn."""

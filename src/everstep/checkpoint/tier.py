@@ -26,10 +26,10 @@ class Tier(Protocol):
     """Whole steps outside of memory. What a step needs to be there, disk.py says."""
 
     def persist(self, shm: Path, rank: Rank, step: Step) -> None:
-        """Copy the rank's shard of this step there, checked.
+        """Copy the rank's shard of this step there.
 
         Raises ShardMissing (not saved yet), ShardLost (overwritten, also while it was copied),
-        ShardBad (its checksum is wrong: it was dropped from memory), OSError, TierFailed.
+        OSError, TierFailed.
         """
 
     def publish(self, published: Published, world_size: int, keep: int) -> None:

@@ -49,6 +49,7 @@ def header(step: int, size: int = 1000, rank: int = 0, generation: int = 1) -> H
         world_size=4,
         sequence=step + 1,
         payload_bytes=size,
+        digest=crc_of(memoryview(content(step, size, rank))),  # agents only hand it on
     )
 
 
@@ -56,10 +57,8 @@ def put_of(
     step: int, size: int = 1000, *, rank: int = 0, safe: int = NO_STEP, order: int = 1
 ) -> Put:
     """The request to keep content(step, size, rank)."""
-    crc = crc_of(memoryview(content(step, size, rank)))
     return Put(
         header=header(step, size, rank),
-        crc=crc,
         safe=Step(safe),
         order_generation=Generation(order),
     )

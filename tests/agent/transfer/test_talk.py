@@ -16,7 +16,7 @@ from everstep.agent.transfer.desk import Desk, Visit
 from everstep.agent.transfer.identity import Identity
 from everstep.agent.transfer.messages import ProtocolBroken, TransferFailed, Wanted
 from everstep.agent.transfer.talk import Caller, Refused, Send, Talk, WrongToken
-from everstep.checkpoint.format import Header, ShardBad
+from everstep.checkpoint.format import Header, crc_of
 from everstep.checkpoint.kept import Kept
 from everstep.checkpoint.slots import ShardLost
 from tests.agent.transfer.ends import (
@@ -178,7 +178,7 @@ def test_a_shard_arrives_whole_however_the_bytes_are_cut(size: int, cuts: list[i
         client, server = run(talk.fetch(caller(), get_of(7), place), Visit(desk), cuts)
         assert (client.error, server.error) == (None, None)
         assert bytes(got) == content(7, size)
-        assert client.result.crc == put_of(7, size).crc
+        assert client.result.crc == crc_of(memoryview(content(7, size)))
 
 
 @settings(deadline=None, max_examples=120)
@@ -355,16 +355,6 @@ def test_an_owner_whose_slot_was_overwritten_under_way_has_nothing_stored() -> N
         client, server = run(talking, Visit(desk), [999])
         assert isinstance(client.error, ShardLost)
         assert isinstance(server.error, Ended)
-        assert kept.inventory() == []
-
-
-def test_a_flipped_bit_in_the_owners_memory_is_found_by_the_owner() -> None:
-    damaged = bytearray(content(5))
-    damaged[500] ^= 4
-    with peer() as (desk, kept):
-        talking = talk.put(caller(), put_of(5), memoryview(damaged), lambda: True)
-        client, _ = run(talking, Visit(desk), [999])
-        assert isinstance(client.error, ShardBad)
         assert kept.inventory() == []
 
 

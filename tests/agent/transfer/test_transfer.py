@@ -129,8 +129,8 @@ def test_a_shard_that_has_no_room_is_refused_with_the_figures_and_the_option() -
                 world_size=4,
                 sequence=1,
                 payload_bytes=1 << 50,
+                digest=0,
             ),
-            crc=None,
             safe=Step(-1),
             order_generation=Generation(1),
         )
@@ -306,7 +306,7 @@ def test_nothing_is_committed_once_its_generation_is_over() -> None:
         taking = visit.take(put)
         peer.desk.fence(Generation(2))
         with pytest.raises(Refused, match="generation 1 is over"):
-            visit.store(taking, put.crc or 0)
+            visit.store(taking, 0)
         assert peer.kept.inventory() == []
 
 

@@ -49,7 +49,7 @@ class Client:
     ) -> int:
         """Have the peer keep this shard; the bytes sent, 0 if it had it already.
 
-        Raises TransferFailed; ShardLost and ShardBad for what became of the shard here.
+        Raises TransferFailed, and ShardLost if the shard was overwritten here.
         """
         return self._attempts(peer, way, lambda caller: put(caller, wanted, payload, whole))
 

@@ -104,7 +104,7 @@ class Visit:
         header = put.header
         if not 0 <= header.rank < header.world_size or header.payload_bytes < 0:
             raise Refused(f"there is no such shard: {header}")
-        return self._desk.kept.holds(header, put.crc)
+        return self._desk.kept.holds(header)
 
     def take(self, put: Put) -> Taking:
         self._put, self.generation = put, put.order_generation

@@ -78,8 +78,6 @@ class Put(Message, frozen=True, kw_only=True):
     """Keep this shard."""
 
     header: Header
-    crc: int | None
-    """Of its payload, if the owner knows it yet."""
     safe: Step
     """The machine-safe step: its backup must not be overwritten."""
     order_generation: Generation

@@ -33,7 +33,7 @@ from everstep.agent.transfer.messages import (
     TransferFailed,
     Wanted,
 )
-from everstep.checkpoint.format import Header, Shard, ShardBad
+from everstep.checkpoint.format import Header, Shard
 from everstep.checkpoint.kept import Taking
 from everstep.checkpoint.slots import ShardLost
 from everstep.model import MachineId, Value
@@ -127,7 +127,7 @@ def put(caller: Caller, wanted: Put, payload: memoryview, whole: Callable[[], bo
     """Have the other end keep this shard; the bytes sent, 0 if it had it already.
 
     `whole` tells afterwards whether the payload was still the same shard. Raises ShardLost if not,
-    ShardBad if its checksum is not the one it was saved with, TransferFailed for the other end.
+    TransferFailed for the other end.
     """
     yield from _call(caller, wanted)
     first = yield from _listen()
@@ -137,8 +137,6 @@ def put(caller: Caller, wanted: Put, payload: memoryview, whole: Callable[[], bo
     crc = yield from _give(payload)
     if not whole():
         raise ShardLost(f"step {wanted.header.step} was overwritten while it was sent")
-    if wanted.crc not in (None, crc):
-        raise ShardBad(f"its checksum is {crc:08x}, but {wanted.crc:08x} was saved")
     yield _say(Finished(crc=crc))
     yield from _hear(Stored)
     return len(payload)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib
 import os
+import random
 import shutil
 import signal
 import sys
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +20,29 @@ import torch
 import torch.distributed as dist
 
 from everstep.checkpoint import slots
-from everstep.model import Generation, JobId, MachineId, Rank, Step, Term
+from everstep.checkpoint.kept import Kept
+from everstep.cluster.cleanup import job_scope
+from everstep.commands import offline
+from everstep.commands.jobs import result_of, spec_of
+from everstep.core.state import Phase
+from everstep.model import (
+    NO_STEP,
+    Copy,
+    Fault,
+    Generation,
+    JobId,
+    MachineId,
+    Rank,
+    Step,
+    Term,
+)
+from everstep.paths import shm_dir
 from everstep.trainer.context import VARIABLE, AttachContext
 from tests.checkpoint.ranks import Ranks
+from tests.examples import paced
+from tests.integration.command import status_of
+from tests.integration.support import wait_for
+from tests.integration.test_survival import Trained, training
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "gpt"
 TINY = ("--steps", "8", "--layers", "1", "--width", "32", "--seq", "8", "--batch", "1")
@@ -81,7 +103,7 @@ def context(shm: str, restore: int) -> AttachContext:
     )
 
 
-@pytest.mark.parametrize("layout", ["ddp", "fsdp", "fsdp-tp"])
+@pytest.mark.parametrize("layout", ["ddp", "fsdp"])
 def test_a_killed_run_ends_with_the_bits_of_an_undisturbed_one(
     ranks: Ranks, shm: Path, tmp_path: Path, layout: str
 ) -> None:
@@ -95,3 +117,46 @@ def test_a_killed_run_ends_with_the_bits_of_an_undisturbed_one(
     for rank in ["", *(f"-{rank}" for rank in range(1, RANKS) if layout != "ddp")]:
         digests = [(tmp_path / f"{name}{rank}").read_text() for name in ("undisturbed", "killed")]
         assert digests[0] == digests[1]
+
+
+def test_sharded_training_survives_a_rank_and_the_machine_of_a_tensor_parallel_group(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    """Under the whole product, with nothing on disk; shards and replicas are those of DTensors."""
+    machines = ("--local-machines", "2", "--nproc-per-node", "2", "--disk-every", "0")
+    flags = (*machines, "--layout", "tp=2,dp=2", "--backup-every", "1")
+    with training(tmp_path, "job", *flags, script=Path(paced.__file__)) as trained:
+        trained.wait_steps(1)
+        ranks.run(RANKS, paced.undisturbed, tmp_path)
+        wait_for("backups", lambda: kept_on(trained, "m0") and kept_on(trained, "m1"))
+        trained.inject(Fault.KILL_RANK, random.Random(1))
+        wait_for("generation 2", lambda: generation(trained) == 2)
+        trained.wait_steps(1)
+        trained.inject(Fault.LOSE_MACHINE, random.Random(2))
+        wait_for("generation 3", lambda: generation(trained) == 3)
+        trained.stop.touch()
+        result = wait_for("the end", lambda: result_of(trained.paths))
+        assert (result.outcome, result.exit_code) == ("finished", 0), result
+        scope = partial(job_scope, trained.paths.root, spec_of(trained.paths))
+        wait_for("the end of all", lambda: not scope().shm)
+    (incident,) = offline.incidents(trained.paths).incidents
+    assert incident.recoveries == 2
+    assert len(incident.evicted) == 1
+    assert incident.restored is not None
+    assert incident.restored > NO_STEP
+    reference = (tmp_path / "undisturbed.log").read_text().splitlines()
+    assert set(trained.log.read_text().splitlines()) == set(reference)
+    for rank in ["", *(f"-{rank}" for rank in range(1, RANKS))]:
+        digests = [(tmp_path / f"{name}{rank}").read_text() for name in ("undisturbed", "job")]
+        assert digests[0] == digests[1]
+
+
+def kept_on(trained: Trained, machine: str) -> list[Copy]:
+    spec = spec_of(trained.paths)
+    return Kept(shm_dir(spec.job, spec.uid, MachineId(machine))).inventory()
+
+
+def generation(trained: Trained) -> int:
+    """Of the ranks that run; 0 while none do."""
+    status = status_of(trained.paths)
+    return status.generation if status is not None and status.phase is Phase.RUNNING else 0

@@ -26,7 +26,7 @@ import everstep
 TP, DP, PP = 2, 2, 2
 RANKS = TP * DP * PP
 WIDTH, INNER, ROWS = 16, 32, 8
-STEP_S = 0.03
+STEP_S = 0.1
 """Time in which a step does nothing: leaves processor time to what is under test."""
 
 
@@ -126,10 +126,13 @@ def train(log: Path, stop: Path | None, steps: int | None, pause_s: float = STEP
             time.sleep(pause_s)
 
 
-def undisturbed(log: str, steps: int) -> None:
-    """The same on ranks that everstep knows nothing of."""
+def undisturbed(log: Path, rank: int, steps: int) -> None:
+    """The same in a process of its own that everstep knows nothing of."""
     torch.set_num_threads(1)
-    train(Path(log), None, steps, pause_s=0.0)
+    store = f"file://{log}-store"
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=RANKS)
+    train(log, None, steps, pause_s=0.0)
+    dist.barrier()
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ class Answer(Value, frozen=True, kw_only=True):
     accused_ranks: tuple[Rank, ...] = ()
     accused_machines: tuple[str, ...] = ()
     confidence: float = 0.0
-    """0 to 1: 0.9 a device said it itself, 0.5 two causes remain, 0.2 only consequences were seen."""
+    """0 to 1: 0.9 a device said it itself, 0.5 two causes remain, 0.2 only consequences seen."""
     evidence: tuple[Finding, ...] = ()
     """What led to it, the most important first."""
     why: str = ""

@@ -70,7 +70,7 @@ class Finding(Value, frozen=True, kw_only=True):
     accused_ranks: tuple[Rank, ...] = ()
     accused_machines: tuple[str, ...] = ()
     at: Seconds | None = None
-    """The line's own time: seconds since the epoch, or of an unnamed day if the line has no date."""
+    """The line's own time: seconds since the epoch, or of an unnamed day if it has no date."""
     attempt: int = 0
     """Which run of the job, counted from 0 in the order of time."""
     repeated: int = 1

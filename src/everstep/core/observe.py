@@ -49,7 +49,7 @@ from everstep.events import (
     StopRequested,
     TimerFired,
 )
-from everstep.model import MachineId, Published, Rank, Seconds
+from everstep.model import Copy, MachineId, Published, Rank, Seconds
 
 BACKUP_RETRY_S: Seconds = 10.0
 """After a backup that failed on some machine: what failed (a full memory, a cut link) rarely heals
@@ -303,8 +303,18 @@ def _rank_exited(state: State, event: RankExited, now: Seconds) -> None:
     )
     _fail(state, failure)
     if event.error is not None and event.error.kind == UNUSABLE:
-        bad = Published(step=state.restored, generation=state.restored_generation)
-        state.published = [entry for entry in state.published if entry != bad]
+        _unusable(state, event)
+
+
+def _unusable(state: State, event: RankExited) -> None:
+    """A rank tried all copies of its shard that it could reach, and has dropped its own. What a
+    peer gave it lies with the peer still, who cannot see that it is bad.
+    """
+    bad = Published(step=state.restored, generation=state.restored_generation)
+    state.published = [entry for entry in state.published if entry != bad]
+    copy = Copy(rank=event.rank, step=bad.step, generation=bad.generation)
+    if copy not in state.machines[event.machine].copies:
+        state.bad_backups.append(copy)
 
 
 def _owns(state: State, name: MachineId, rank: Rank) -> bool:

@@ -100,7 +100,10 @@ def choose_from(state: State) -> Choice:
 
 
 def copies_of(state: State) -> Copies:
-    """What members hold for their own ranks, and what any machine that is well keeps for others."""
+    """What members hold for their own ranks, and what any machine that is well keeps for others.
+
+    But not what was no use before: it would be fetched again and again.
+    """
     return Copies(
         local=tuple(
             copy
@@ -114,6 +117,7 @@ def copies_of(state: State) -> Copies:
             for machine in state.machines.values()
             if _gives(machine)
             for copy in machine.backups
+            if copy not in state.bad_backups
         ),
         published=tuple(state.published),
     )

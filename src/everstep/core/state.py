@@ -200,6 +200,9 @@ class State(msgspec.Struct, kw_only=True):
     loss: float | None = None
     restored: Step = NO_STEP
     restored_generation: Generation = NO_GENERATION
+    bad_backups: list[Copy] = []
+    """Shards that a peer keeps and that were no use to their rank: its owner's memory had damaged
+    them before they were sent."""
     recoveries: list[Seconds] = []
     """Times of the recoveries since the last progress: what the guard counts."""
     proven: bool = False

@@ -6,6 +6,9 @@ update of s+1 waits for the commit of s. Agents pin and release steps at any mom
 at any moment and restarts from the newest common step. The rotation is not modelled: it is the real
 choose_slot().
 
+Ranks may also be the stages of a pipeline, which no collective joins: then each waits for its
+neighbours' microbatches only, forward from the stage before and backward from the one after.
+
 A run begins with what it restored: to start afresh is to have a copy of the step before the first.
 Steps are kept relative to the newest step that all ranks finished, so the states are finitely many
 and visiting them all covers runs of any length.
@@ -43,6 +46,9 @@ class Rank(NamedTuple):
     """Pinned step, NEVER for none."""
     slots: tuple[Slot, ...]
     """Newest first, torn ones last: which file holds which copy makes no difference."""
+    forwards: int = 0
+    """Microbatches of the next step that went forward through this stage of a pipeline."""
+    backwards: int = 0
 
 
 State = tuple[Rank, ...]
@@ -58,6 +64,8 @@ class Model(NamedTuple):
     pinned_at_once: int = 3
     """Ranks that hold a pin at the same time, at most."""
     restarts: bool = False
+    microbatches: int = 0
+    """Of each step; the ranks are the stages of a pipeline, in order. 0: they run in lockstep."""
 
 
 class Found(NamedTuple):
@@ -72,7 +80,7 @@ def explore(model: Model) -> Found:
     _choose.cache_clear()  # tests change what the code does
     initial: tuple[Slot, ...] = ((0, 0), *(TORN,) * (model.slots - 1))
     start = (Rank(0, False, False, NEVER, initial),) * model.ranks
-    first = _normal(start)
+    first = _normal(model, start)
     came_from: dict[State, tuple[State, str] | None] = {first: None}
     frontier = [first]
     while frontier:
@@ -80,7 +88,7 @@ def explore(model: Model) -> Found:
         if newest_common(state) < min(rank.updated for rank in state) - 1:
             return Found(len(came_from), _story(came_from, state))
         for name, following in _moves(model, state):
-            normal = _normal(following)
+            normal = _normal(model, following)
             if normal not in came_from:
                 came_from[normal] = (state, name)
                 frontier.append(normal)
@@ -99,15 +107,36 @@ def _moves(model: Model, state: State) -> Iterator[tuple[str, State]]:
     pinned = sum(rank.pin != NEVER for rank in state)
     pins = model.pins if pinned < model.pinned_at_once else ()
     for number, rank in enumerate(state):
-        for name, after in _rank_moves(pins, rank, slowest):
+        moves = [*_rank_moves(pins, rank)]
+        if model.microbatches:
+            moves += _stage_moves(model.microbatches, state, number)
+        elif not rank.pending and rank.updated == slowest:
+            moves.append(("updates", rank._replace(updated=rank.updated + 1, pending=True)))
+        for name, after in moves:
             yield f"rank {number} {name}", (*state[:number], after, *state[number + 1 :])
     if model.restarts:
         yield "all killed and restarted", _restart(state)
 
 
-def _rank_moves(pins: tuple[int, ...], rank: Rank, slowest: int) -> Iterator[tuple[str, Rank]]:
-    if not rank.pending and rank.updated == slowest:
-        yield "updates", rank._replace(updated=rank.updated + 1, pending=True)
+def _stage_moves(microbatches: int, state: State, number: int) -> Iterator[tuple[str, Rank]]:
+    """Any schedule: whatever has its input may run, backward as soon as it can or after all."""
+    rank = state[number]
+    before, after = state[number - 1 : number], state[number + 1 : number + 2]
+    went = [stage.updated * microbatches + stage.forwards for stage in (*before, rank)]
+    came = [stage.updated * microbatches + stage.backwards for stage in (rank, *after)]
+    if rank.forwards < microbatches and (not before or went[0] > went[1]):
+        yield "goes forward", rank._replace(forwards=rank.forwards + 1)
+    if rank.backwards < rank.forwards and (not after or came[1] > came[0]):
+        yield "goes backward", rank._replace(backwards=rank.backwards + 1)
+    if rank.backwards == microbatches and not rank.pending:
+        assert rank.updated == min(stage.updated for stage in state), "lockstep forbids this"
+        yield (
+            "updates",
+            rank._replace(updated=rank.updated + 1, pending=True, forwards=0, backwards=0),
+        )
+
+
+def _rank_moves(pins: tuple[int, ...], rank: Rank) -> Iterator[tuple[str, Rank]]:
     if rank.pending and not rank.writing:
         index = _choose(rank.slots, rank.updated, rank.pin)
         overwritten, pin = rank.slots[index][0], rank.pin
@@ -157,12 +186,16 @@ def _choose(slots: tuple[Slot, ...], step: int, pin: int) -> int:
     return choose_slot(held, Step(step + FAR), Pins(safe=None if pin == NEVER else Step(pin + FAR)))
 
 
-def _normal(state: State) -> State:
-    """The same situation with the slowest rank at step 0, few generations, and ranks in order."""
+def _normal(model: Model, state: State) -> State:
+    """The same situation with the slowest rank at step 0, few generations, and ranks in order.
+
+    Stages of a pipeline are no equals and stay where they are.
+    """
     zero = min(rank.updated for rank in state)
     known = {slot[1] for rank in state for slot in rank.slots} | {0}
     names = {generation: -place for place, generation in enumerate(sorted(known, reverse=True))}
-    return tuple(sorted(_shifted(rank, zero, names) for rank in state))
+    shifted = [_shifted(rank, zero, names) for rank in state]
+    return tuple(shifted if model.microbatches else sorted(shifted))
 
 
 def _shifted(rank: Rank, zero: int, names: dict[int, int]) -> Rank:
@@ -176,7 +209,7 @@ def _shifted(rank: Rank, zero: int, names: dict[int, int]) -> Rank:
         pin = NEVER  # that copy is gone and will not be made again
     if pin != NEVER:
         pin = max(pin - zero, OLDEST)
-    return Rank(rank.updated - zero, rank.pending, rank.writing, pin, tuple(slots))
+    return rank._replace(updated=rank.updated - zero, pin=pin, slots=tuple(slots))
 
 
 def _story(came_from: dict[State, tuple[State, str] | None], state: State) -> list[str]:

@@ -34,6 +34,28 @@ def test_a_kill_at_any_moment_leaves_the_newest_finished_step_or_the_one_before(
     assert found.states > 100
 
 
+@pytest.mark.parametrize(
+    "model",
+    [
+        Model(ranks=3, slots=SLOTS - 1, microbatches=2),
+        Model(ranks=2, slots=SLOTS, microbatches=2, restarts=True),
+    ],
+    ids=str,
+)
+def test_the_stages_of_a_pipeline_keep_the_promise_too_whatever_their_schedule(
+    model: Model,
+) -> None:
+    """Nor do they ever update in an order that lockstep forbids (the model asserts it): whatever
+    is shown for ranks in lockstep, here and with backups, holds for pipelines."""
+    found = explore(model)
+    assert found.story is None, "\n".join(found.story or [])
+    assert found.states > 1000
+
+
+def test_two_slots_would_lose_every_common_step_of_a_pipeline() -> None:
+    assert explore(Model(ranks=2, slots=2, microbatches=1)).story is not None
+
+
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_two_slots_would_lose_every_common_step(ranks: int) -> None:
     story = explore(Model(ranks=ranks, slots=2)).story

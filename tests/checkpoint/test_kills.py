@@ -15,7 +15,7 @@ from everstep.checkpoint.format import Expected
 from everstep.checkpoint.pins import pin_for_disk
 from everstep.model import Copy, Generation, Rank, Step
 from tests.checkpoint.lockstep import Counters, fork, kill, train
-from tests.checkpoint.plain import check, content
+from tests.checkpoint.plain import check, content, save, writer
 
 RANKS = [Rank(0), Rank(1)]
 
@@ -137,3 +137,46 @@ def test_a_step_that_is_overwritten_while_it_is_persisted_is_lost_and_never_torn
             assert path.read_bytes()[4096:] == content(0, step, victims.generation)
             outcomes["whole"] += 1
     assert outcomes["lost"] > 0
+
+
+def persist_for_ever(shm: Path, directory: Path, counters: Counters) -> None:
+    """Save, persist and publish one step after the other, alone: agent, ranks and controller."""
+    writers = [writer(shm, rank) for rank in RANKS]
+    while True:
+        step = Step(counters.all()[0] + 1)
+        for rank, shards in zip(RANKS, writers, strict=True):
+            save(shards, rank, step)
+            disk.persist(shm, rank, step, directory)
+        disk.publish(directory, step, Generation(1), world_size=2, keep=2)
+        counters.finish(0, step)
+
+
+def test_each_of_forty_kills_while_steps_go_to_disk_leaves_the_published_ones_whole(
+    shm: Path,
+) -> None:
+    directory = shm / "disk"  # a kill takes nothing from a file: what fsync does is not at stake
+    rng = random.Random(11)
+    counters = Counters(1, -1)
+    struck = 0
+    for _ in range(40):
+        pid = fork(partial(persist_for_ever, shm, directory, counters))
+        goal = counters.all()[0] + rng.randint(1, 2)
+        deadline = time.monotonic() + 30
+        while counters.all()[0] < goal:
+            assert time.monotonic() < deadline, f"nothing is published after step {goal - 1}"
+            time.sleep(100e-6)
+        until = time.perf_counter() + rng.random() * 4e-3
+        while time.perf_counter() < until:
+            pass
+        kill(pid)
+        done = counters.all()[0]
+        steps = [entry.step for entry in disk.published(directory)]
+        assert steps[-1] in (done, done + 1)
+        assert len(steps) >= min(2, done + 1)
+        struck += any(directory.glob("step-*/*.tmp"))
+        for step in steps:
+            for rank in RANKS:
+                shard = disk.read(directory, Expected(step=step, rank=rank))
+                shard.verify()
+                assert shard.payload == content(rank, step, 1)
+    assert struck > 0, "no kill fell into the writing of a file"

@@ -8,16 +8,34 @@ import random
 import signal
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from everstep.agent.transfer import client, talk
+from everstep.agent.transfer.channel import Cancel
+from everstep.agent.transfer.client import Client, Way
 from everstep.agent.transfer.messages import TransferFailed
+from everstep.checkpoint import slots
+from everstep.checkpoint.format import Expected, Header
 from everstep.checkpoint.kept import Kept
-from everstep.model import NO_STEP
+from everstep.checkpoint.slots import OpenSlot, ShardWriter, Writer
+from everstep.model import NO_STEP, Generation, Peer, Rank
+from everstep.paths import rank_shm
 from tests.agent.support import wait_for
-from tests.agent.transfer.ends import Machine, kept_steps, peer_at, put_of, send, shared_memory
+from tests.agent.transfer.ends import (
+    OWNER,
+    Machine,
+    content,
+    get_of,
+    kept_steps,
+    machine,
+    peer_at,
+    put_of,
+    send,
+    shared_memory,
+)
 from tests.checkpoint.lockstep import Counters, fork, kill
 
 SIZE = 300_000
@@ -95,3 +113,49 @@ def test_each_of_sixty_kills_of_a_pair_leaves_the_acknowledged_backup_whole_and_
         newest = pair.acknowledged.all()[0]
         assert newest == NO_STEP or newest in held
         assert max(held, default=newest) <= newest + 1
+
+
+def fetch_for_ever(shm: Path, peer: Peer, fetched: Counters) -> None:
+    """A newcomer: each step from the peer's memory into a slot, as agent/fetching.py does it."""
+    writer = ShardWriter(shm, Writer(rank=Rank(0), world_size=4, generation=Generation(1)))
+    while True:
+        step = fetched.all()[0] + 1
+        slots_taken: list[OpenSlot] = []
+
+        def place(offered: Header, taken: list[OpenSlot] = slots_taken) -> memoryview:
+            taken.append(writer.begin(offered.step, offered.payload_bytes))
+            return taken[-1].payload
+
+        got = Client(OWNER).fetch(peer, get_of(step % 2), place, Way(Cancel()))
+        writer.commit(slots_taken[-1], got.header.digest, got.crc)
+        fetched.finish(0, step)
+
+
+def kill_in_a_fetch(pid: int, fetched: Counters, rng: random.Random) -> None:
+    before = fetched.all()
+    wait_for("a fetch", lambda: fetched.all() > before)
+    until = time.perf_counter() + rng.random() * 4e-3
+    while time.perf_counter() < until:
+        pass
+    kill(pid)
+
+
+def test_each_of_sixty_kills_of_a_newcomer_leaves_only_whole_shards_in_its_slots(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(talk, "PIECE_BYTES", 16 << 10)
+    rng = random.Random(5)
+    fetched = Counters(1, 0)
+    torn = 0
+    with machine() as peer, shared_memory() as shm:
+        for step in (0, 1):
+            send(peer.peer, put_of(step, SIZE))
+        for _ in range(ROUNDS):
+            kill_in_a_fetch(fork(partial(fetch_for_ever, shm, peer.peer, fetched)), fetched, rng)
+            copies = slots.inventory(shm, [Rank(0)])
+            for copy in copies:
+                shard = slots.find(shm, Expected(step=copy.step, rank=Rank(0)))
+                assert shard.payload == content(copy.step, SIZE)
+            assert copies
+            torn += len(copies) < len([*rank_shm(shm, Rank(0)).glob("slot-*")])
+    assert torn > 0, "no kill fell into a fetch"

@@ -26,6 +26,7 @@ from everstep.model import (
     RankError,
     RankStatus,
     Seconds,
+    SeenGroups,
     Step,
     Term,
     Value,
@@ -205,6 +206,13 @@ class StepProgress(Fact, frozen=True, kw_only=True):
     loss: float | None = None
 
 
+class GroupsSeen(Fact, frozen=True, kw_only=True):
+    """What intake.py makes of the groups that all machines' ranks told of: once per generation."""
+
+    generation: Generation
+    seen: SeenGroups
+
+
 # --- checkpoints ---------------------------------------------------------------------------------
 
 
@@ -287,6 +295,7 @@ ControllerEvent = (
     | StartFailed
     | RankExited
     | StepProgress
+    | GroupsSeen
     | StepPersisted
     | PersistFailed
     | StepBackedUp
@@ -313,6 +322,16 @@ class MachineProgress(Fact, frozen=True, kw_only=True):
     loss: float | None = None
 
 
+class MachineGroups(Fact, frozen=True, kw_only=True):
+    """The parallel groups of a machine's ranks, said after their first step and whenever the agent
+    meets a controller.
+    """
+
+    machine: MachineId
+    generation: Generation
+    seen: SeenGroups
+
+
 class OutputLines(Fact, frozen=True, kw_only=True):
     """New output of one rank, for people. Bounded: what does not fit is counted, not sent."""
 
@@ -337,6 +356,7 @@ Report = (
     | BackupFailed
     | FaultInjected
     | MachineProgress
+    | MachineGroups
     | OutputLines
 )
 """What an agent may say to a controller."""

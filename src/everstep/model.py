@@ -133,6 +133,19 @@ class GroupShape(Value, frozen=True, kw_only=True, array_like=True):
     rank divided by the stride is a multiple of the size."""
 
 
+class SeenGroups(Value, frozen=True, kw_only=True):
+    """The parallel groups that ranks of one generation have, each kind once, however many ranks."""
+
+    mesh: tuple[GroupShape, ...] = ()
+    """The dimensions of the mesh that the script gave to everstep.attach(), if it gave one."""
+    mesh_problem: str = ""
+    """Why nothing can be read off that mesh; empty if it can, or if there is none."""
+    groups: tuple[GroupShape, ...] = ()
+    """Of the process groups of torch.distributed."""
+    odd: tuple[str, ...] = ()
+    """Names of process groups whose members have no shape."""
+
+
 class JobSpec(Value, frozen=True, kw_only=True):
     """What one job is: written once, when it is submitted, as the first record of its journal."""
 

@@ -16,11 +16,13 @@ from everstep.controller.output import OutputLine, OutputPage
 from everstep.controller.views import (
     IncidentsView,
     IncidentView,
+    LayoutView,
     MachineView,
     OutcomeView,
     StatusView,
 )
 from everstep.core.ettr import Owner
+from everstep.core.mechanisms import Mechanism
 from everstep.core.state import Phase
 from everstep.files import write_atomically
 from everstep.model import (
@@ -81,6 +83,8 @@ def status_view(**changed: Any) -> StatusView:
         "ettr": 0.9,
         "ettr_hour": 0.9,
         "seconds": SPENT,
+        "layout": LayoutView(text="", source="", remarks=("no groups",), disagreement=""),
+        "mechanisms": (Mechanism(name="backup placement", on=False, why="no layout"),),
         "outcome": None,
         "notes": (),
     }

@@ -151,7 +151,10 @@ def test_a_live_controller_answers_status_and_incidents(everstep: Everstep) -> N
     with listening(job_in(everstep.state)) as fake:
         fake.incidents = (incident_view(closed_at=9.0, outcome="recovered", restored=7),)
         assert "step 7 | 100 ms per step | loss 2.5000" in everstep("status", "j").out
-        assert json.loads(everstep("status", "--json").out)["finished_by_all"] == 7
+        assert "backup placement is off: no layout" in everstep("status", "j").out
+        told = json.loads(everstep("status", "--json").out)
+        assert told["finished_by_all"] == 7
+        assert told["mechanisms"][0]["on"] is False
         shown = everstep("incidents").out
         assert "rank 3 died of signal 9" in shown
         assert "recovered; restored step 7" in shown

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console, RenderableType
 
 from everstep.commands import stories, tables
-from everstep.controller.views import IncidentsView, MachineView
+from everstep.controller.views import IncidentsView, LayoutView, MachineView
 from everstep.core.ettr import Owner
 from everstep.core.state import Phase
 from everstep.journal import StoryLine
@@ -61,6 +61,18 @@ def test_machines_are_listed_with_their_ranks_and_what_became_of_them() -> None:
     text = drawn(tables.machines(view))
     assert "m0 h a 0 0-1 member" in text
     assert "m1 h a evicted: it was lost" in text
+
+
+def test_what_needs_a_layout_says_whether_it_is_on_and_what_is_known() -> None:
+    known = LayoutView(
+        text="tp=2, dp=2", source="--layout", remarks=(), disagreement="the mesh is dp=2, tp=2"
+    )
+    assert tables.layout(status_view(layout=known)) == [
+        "layout: tp=2, dp=2 (the fastest dimension first), from --layout",
+        "  warning: the mesh is dp=2, tp=2",
+        "backup placement is off: no layout",
+    ]
+    assert tables.layout(status_view())[:2] == ["layout: unknown", "  no groups"]
 
 
 def test_the_table_of_incidents_adds_up() -> None:

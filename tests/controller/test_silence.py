@@ -13,9 +13,10 @@ from websockets.uri import parse_uri
 
 from everstep.controller.agents import Agents
 from everstep.controller.incoming import Incoming
+from everstep.controller.loop import Folded
 from everstep.controller.output import OutputRing
 from everstep.controller.server import Server
-from everstep.events import MachineProgress, MachineSilent
+from everstep.events import MachineSilent
 from everstep.model import MachineId, PolicySpec, Term
 from everstep.wire import PROTOCOL, Hello, Welcome, decode, encode
 
@@ -70,12 +71,12 @@ class Mute:
             self._socket.sendall(data)
 
 
-async def silence() -> tuple[list[Incoming | MachineProgress], bool]:
+async def silence() -> tuple[list[Incoming | Folded], bool]:
     """A server with short patience, a mute agent; what the loop was told, whether it was pinged."""
-    told: list[Incoming | MachineProgress] = []
+    told: list[Incoming | Folded] = []
     heard = asyncio.Event()
 
-    def post(incoming: Incoming | MachineProgress) -> None:
+    def post(incoming: Incoming | Folded) -> None:
         told.append(incoming)
         heard.set()
 

@@ -21,6 +21,7 @@ from everstep.core.agent_io import (
     DoFault,
     ForkFailed,
     ForkRanks,
+    GroupsRead,
     KillRanks,
     LeaveMachine,
     OrderReceived,
@@ -34,6 +35,7 @@ from everstep.core.agent_io import (
 )
 from everstep.events import (
     BackupFailed,
+    MachineGroups,
     MachineProgress,
     RankExited,
     RanksStarted,
@@ -52,6 +54,7 @@ from everstep.model import (
     PolicySpec,
     Rank,
     RankStatus,
+    SeenGroups,
     Step,
     Term,
 )
@@ -278,6 +281,19 @@ def test_first_progress_is_told_at_once_and_then_once_a_second() -> None:
     assert (report.slowest, round(report.age_s, 6)) == (1, 1.1)
     other = SlotsRead(generation=Generation(9), slowest=Step(1), fastest=Step(1))
     assert agent.tell(other) == []
+
+
+def test_groups_are_told_once_and_again_to_the_next_controller() -> None:
+    agent = Agent()
+    agent.started(1)
+    seen = SeenGroups(odd=("x",))
+    told = only(agent.tell(GroupsRead(generation=Generation(1), seen=seen)), MachineGroups)
+    assert (told.generation, told.seen) == (1, seen)
+    agent.tell(ControllerDisconnected())
+    assert only(agent.tell(ControllerConnected(term=Term(1))), MachineGroups) == told
+    agent.started(2)
+    assert agent.tell(ControllerConnected(term=Term(1))) == []
+    assert agent.tell(GroupsRead(generation=Generation(1), seen=seen)) == []
 
 
 def test_without_controller_and_progress_the_lease_ends() -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from everstep.core.intake import Intake
-from everstep.events import MachineProgress
-from everstep.model import Generation, MachineId, Step
+from everstep.events import MachineGroups, MachineProgress
+from everstep.model import Generation, GroupShape, MachineId, SeenGroups, Step
 
 
 def progress(machine: str, slowest: int, generation: int = 1, **more: float) -> MachineProgress:
@@ -49,3 +49,25 @@ def test_a_new_generation_speaks_at_once_and_the_old_one_is_forgotten() -> None:
     fact = intake.report(progress("m0", 6, generation=2), 0.3)
     assert fact is not None
     assert fact.generation == 2
+
+
+def groups(machine: str, *names: str, generation: int = 1) -> MachineGroups:
+    shapes = tuple(GroupShape(name=name, factors=((1, 2),)) for name in names)
+    return MachineGroups(
+        machine=MachineId(machine),
+        generation=Generation(generation),
+        seen=SeenGroups(groups=shapes),
+    )
+
+
+def test_groups_of_all_machines_become_one_fact_for_each_generation() -> None:
+    intake = Intake(machines=2)
+    assert intake.groups(groups("m0", "tp")) is None
+    fact = intake.groups(groups("m1", "tp", "dp"))
+    assert fact is not None
+    assert [shape.name for shape in fact.seen.groups] == ["dp", "tp"]
+    assert intake.groups(groups("m1", "tp", "dp")) is None  # said again to another controller
+
+    assert intake.groups(groups("m0", "tp", generation=2)) is None
+    assert intake.groups(groups("m1", "tp", "dp")) is None
+    assert intake.groups(groups("m1", "tp", generation=2)) is not None

@@ -131,8 +131,8 @@ def test_megatrons_groups_are_understood_by_their_names() -> None:
 
 def test_a_dimension_that_no_group_shows_is_still_there() -> None:
     layout = seen([("mesh_tp", ((1, 2),))], 8)
-    assert [(d.name, d.size) for d in layout.dimensions] == [("mesh_tp", 2), ("", 4)]
-    assert [shape.name for shape in layout.shapes] == ["mesh_tp"]
+    assert [(d.name, d.size) for d in layout.dimensions] == [("tp", 2), ("", 4)]
+    assert [shape.name for shape in layout.shapes] == ["tp"]
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ forms, which answer the newest outstanding order of that kind:
         rank of its position, backups of rank R's step S
     started M.. | persisted M.. | backed_up M.. | released M.. | published | requested
     progress S [fastest=S] [step_s=T]          StepProgress of the current generation
+    groups [mesh=NAME:STRIDE:SIZE,..] [process=NAME:STRIDE:SIZE,..]   GroupsSeen of it
 """
 
 from __future__ import annotations
@@ -27,10 +28,12 @@ from everstep.actions import (
     StartRanks,
     StopRanks,
 )
+from everstep.commands.plan import read_layout
 from everstep.core.controller import ControllerCore
 from everstep.events import (
     ControllerEvent,
     ControllerStarted,
+    GroupsSeen,
     JobSubmitted,
     MachineJoined,
     MachineReleased,
@@ -46,11 +49,13 @@ from everstep.model import (
     CheckpointSpec,
     Copy,
     Generation,
+    GroupShape,
     JobId,
     JobSpec,
     MachineId,
     Rank,
     RankStatus,
+    SeenGroups,
     Step,
     Term,
 )
@@ -138,17 +143,19 @@ def _value(text: str) -> Any:
 
 def _job(run: Transcript, names: list[str], fields: dict[str, str]) -> Iterator[ControllerEvent]:
     del names
+    nnodes, nproc = int(fields.get("nnodes", "2")), int(fields.get("nproc", "2"))
     spec = JobSpec(
         job=JobId("job"),
         uid="00000000",
         command=("train.py",),
         working_dir="/",
-        nnodes=int(fields.get("nnodes", "2")),
-        nproc_per_node=int(fields.get("nproc", "2")),
+        nnodes=nnodes,
+        nproc_per_node=nproc,
         standbys=int(fields.get("standbys", "0")),
         checkpoint=CheckpointSpec(
             directory="/checkpoints", disk_every=int(fields.get("disk_every", "0"))
         ),
+        layout=read_layout(fields["layout"], nnodes, nproc) if "layout" in fields else None,
     )
     yield JobSubmitted(spec=spec)
     yield ControllerStarted(term=Term(1), version="0")
@@ -261,6 +268,20 @@ def _progress(
     )
 
 
+def _groups(run: Transcript, names: list[str], fields: dict[str, str]) -> Iterator[ControllerEvent]:
+    del names
+    found = {source: _shapes(fields.get(source, "")) for source in ("mesh", "process")}
+    seen = SeenGroups(mesh=found["mesh"], groups=found["process"])
+    yield GroupsSeen(generation=run.core.state.generation, seen=seen)
+
+
+def _shapes(text: str) -> tuple[GroupShape, ...]:
+    words = [word.split(":") for word in text.split(",") if word]
+    return tuple(
+        GroupShape(name=name, factors=((int(stride), int(size)),)) for name, stride, size in words
+    )
+
+
 Short = Callable[[Transcript, list[str], dict[str, str]], Iterator[ControllerEvent]]
 
 _SHORT: dict[str, Short] = {
@@ -274,4 +295,5 @@ _SHORT: dict[str, Short] = {
     "published": _published,
     "requested": _requested,
     "progress": _progress,
+    "groups": _groups,
 }

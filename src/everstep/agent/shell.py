@@ -16,6 +16,7 @@ from everstep import __version__
 from everstep.agent.adoption import adopt
 from everstep.agent.effects import Effects, Hands
 from everstep.agent.ending import Ending
+from everstep.agent.groups import read_groups
 from everstep.agent.launching import Launching
 from everstep.agent.link import ControllerLink
 from everstep.agent.log import say
@@ -34,11 +35,12 @@ from everstep.core.agent_io import (
     AgentEvent,
     ControllerConnected,
     ControllerDisconnected,
+    GroupsRead,
     OrderReceived,
     SlotsRead,
 )
 from everstep.events import MachineJoined, RankExited, TimerFired
-from everstep.model import NodeRank, Seconds
+from everstep.model import NO_GENERATION, NO_STEP, NodeRank, Seconds
 from everstep.wire import Welcome
 
 OUTPUT_EVERY_S: Seconds = 0.2
@@ -56,6 +58,8 @@ class AgentShell:
         self._id = os.urandom(8).hex()
         self._events: asyncio.Queue[AgentEvent] = asyncio.Queue()
         self._look_now = asyncio.Event()
+        self._groups_of = NO_GENERATION
+        """Whose parallel groups were looked at."""
         self._core = AgentCore(here.setup.machine, here.spec.policy, here.setup.nproc_per_node)
         self._memory_file = MemoryFile(here.shm)
         self._hands = self._make_hands()
@@ -202,12 +206,22 @@ class AgentShell:
             if ranks.running:
                 seen = progress.read(self._core.generation)
                 if seen is not None:
+                    self._look_at_groups(seen)
                     self._events.put_nowait(seen)
             pause_s = progress.pause_s(seen, time.monotonic() - self._effects.started_at)
             self._look_now.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause_s if ranks.running else None):
                     await self._look_now.wait()
+
+    def _look_at_groups(self, slots: SlotsRead) -> None:
+        """Told before the step is: so the layout is known before the first backup is placed."""
+        if slots.slowest == NO_STEP or self._groups_of == slots.generation:
+            return
+        self._groups_of = slots.generation
+        seen = read_groups(self._here.shm, self._here.setup.nproc_per_node, slots.generation)
+        if seen is not None:
+            self._events.put_nowait(GroupsRead(generation=slots.generation, seen=seen))
 
     async def _follow_output(self) -> NoReturn:
         output, link = self._hands.output, self._hands.link

@@ -27,6 +27,8 @@ def status(job: JobPaths, *, json: bool) -> None:
     console.print(_headline(job, answer, live=live), soft_wrap=True)
     console.print(tables.machines(answer))
     console.print(tables.account(answer.seconds, answer.ettr), soft_wrap=True)
+    for line in tables.layout(answer):
+        console.print(line, soft_wrap=True, markup=False)
     for note in answer.notes:
         console.print(f"note: {note}", soft_wrap=True, markup=False)
     console.print(f"logs and output: {job.root}", soft_wrap=True, markup=False)

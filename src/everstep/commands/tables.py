@@ -40,6 +40,16 @@ def progress(status: StatusView) -> str:
     return " | ".join(parts)
 
 
+def layout(status: StatusView) -> list[str]:
+    """What is known of parallel groups, and what needs them: one line each."""
+    known = status.layout
+    where = f"{known.text} (the fastest dimension first), from {known.source}"
+    lines = [f"layout: {where if known.text else 'unknown'}"]
+    lines += [f"  {remark}" for remark in known.remarks]
+    lines += [f"  warning: {known.disagreement}"] if known.disagreement else []
+    return lines + [f"{m.name} is {'on' if m.on else 'off'}: {m.why}" for m in status.mechanisms]
+
+
 def machines(status: StatusView) -> Table:
     table = _table("machine", "host", "address", "position", "ranks", "condition")
     for machine in status.machines:

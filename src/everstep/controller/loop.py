@@ -17,10 +17,12 @@ from everstep.controller.incoming import Incoming
 from everstep.core.controller import ControllerCore
 from everstep.core.intake import Intake
 from everstep.core.state import Phase
-from everstep.events import ControllerEvent, MachineProgress, TimerFired
+from everstep.events import ControllerEvent, MachineGroups, MachineProgress, TimerFired
 from everstep.journal import Journal
 from everstep.model import Seconds
 
+Folded = MachineProgress | MachineGroups
+"""What comes from every machine, and becomes an event of all of them."""
 Act = Callable[[ControllerEvent, list[ControllerAction]], None]
 
 
@@ -34,10 +36,10 @@ class Loop:
         self._journal = journal
         self._clock = clock
         self._intake = intake
-        self._queue: asyncio.Queue[Incoming | MachineProgress] = asyncio.Queue()
+        self._queue: asyncio.Queue[Incoming | Folded] = asyncio.Queue()
 
-    def post(self, incoming: Incoming | MachineProgress) -> None:
-        """Give it an event, or a machine's progress: that becomes one at most once a second."""
+    def post(self, incoming: Incoming | Folded) -> None:
+        """Give it an event, or what intake.py makes one of."""
         self._queue.put_nowait(incoming)
 
     async def run(self, act: Act) -> None:
@@ -68,11 +70,16 @@ class Loop:
             now = self._clock.now()
             if taken is None and due is not None and due <= now:
                 return Incoming(TimerFired())
-            progress = self._intake.report(taken, now) if taken else self._intake.due(now)
-            if progress is not None:
-                return Incoming(progress)
+            fact = self._fold(taken, now)
+            if fact is not None:
+                return Incoming(fact)
 
-    async def _wait(self, *moments: Seconds | None) -> Incoming | MachineProgress | None:
+    def _fold(self, taken: Folded | None, now: Seconds) -> ControllerEvent | None:
+        if isinstance(taken, MachineGroups):
+            return self._intake.groups(taken)
+        return self._intake.report(taken, now) if taken else self._intake.due(now)
+
+    async def _wait(self, *moments: Seconds | None) -> Incoming | Folded | None:
         """What comes next; None if the first of these moments does."""
         wake_at = min((moment for moment in moments if moment is not None), default=None)
         wait_s = None if wake_at is None else max(0.0, wake_at - self._clock.now())

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from everstep.actions import Outcome
 from everstep.core.ettr import WINDOW_S, Owner, ettr, spent
+from everstep.core.layouts import known_layout
+from everstep.core.mechanisms import Mechanism, mechanisms
 from everstep.core.state import Incident, Machine, Phase, State
 from everstep.model import (
     Generation,
@@ -46,6 +48,19 @@ class OutcomeView(Value, frozen=True, kw_only=True):
     detail: str
 
 
+class LayoutView(Value, frozen=True, kw_only=True):
+    """What is known of how ranks form parallel groups."""
+
+    text: str
+    """As --layout would say it, the fastest dimension first; empty if nothing is known."""
+    source: str
+    """Where it comes from."""
+    remarks: tuple[str, ...]
+    """What other sources lack."""
+    disagreement: str
+    """Between two sources; empty if there is none."""
+
+
 class StatusView(Value, frozen=True, kw_only=True):
     """Answer to /v1/status."""
 
@@ -76,6 +91,9 @@ class StatusView(Value, frozen=True, kw_only=True):
     """Over the last hour."""
     seconds: dict[Owner, Seconds]
     """The time account: who owned the seconds of the job's life."""
+    layout: LayoutView
+    mechanisms: tuple[Mechanism, ...]
+    """Those that need parallel groups."""
     outcome: OutcomeView | None
     """None while the job runs."""
     notes: tuple[str, ...]
@@ -137,8 +155,20 @@ def status(state: State, now: Seconds, notes: tuple[str, ...] = ()) -> StatusVie
         ettr=ettr(state.account, now),
         ettr_hour=ettr(state.account, now, window_s=WINDOW_S),
         seconds=spent(state.account, now),
+        layout=_layout(state),
+        mechanisms=mechanisms(state),
         outcome=_outcome(state),
         notes=(*state.paged.values(), *notes),
+    )
+
+
+def _layout(state: State) -> LayoutView:
+    known = known_layout(state)
+    return LayoutView(
+        text="" if known.layout is None else known.layout.in_words(),
+        source=known.source,
+        remarks=known.remarks,
+        disagreement=known.disagreement,
     )
 
 

@@ -35,6 +35,7 @@ from everstep.core.agent_io import (
     DoFault,
     ForkFailed,
     ForkRanks,
+    GroupsRead,
     KillRanks,
     LeaveMachine,
     OrderReceived,
@@ -49,6 +50,7 @@ from everstep.core.agent_io import (
 from everstep.events import (
     BackupFailed,
     FaultInjected,
+    MachineGroups,
     MachineProgress,
     PersistFailed,
     RankExited,
@@ -115,6 +117,7 @@ class AgentCore:
         self._slowest: Step = NO_STEP
         self._told: Step = NO_STEP
         self._told_at: Seconds = 0.0
+        self._groups: MachineGroups | None = None
         self._out: list[AgentAction] = []
 
     def handle(self, event: AgentEvent, now: Seconds) -> list[AgentAction]:
@@ -179,6 +182,7 @@ class AgentCore:
         self.generation = order.generation
         self.ranks = {}
         self._slowest = self._told = NO_STEP
+        self._groups = None
         self._progress_at = now
         self._working[order.id] = None
         self._out.append(ForkRanks(id=order.id, cause=order.cause, why=order.why, order=order))
@@ -327,10 +331,21 @@ class AgentCore:
             str(event.generation),
         )
 
+    def groups_read(self, event: GroupsRead, now: Seconds) -> None:
+        del now
+        if event.generation == self.generation:
+            self._groups = MachineGroups(
+                machine=self.machine, generation=event.generation, seen=event.seen
+            )
+            self._say(self._groups, str(event.generation))
+
     def controller_connected(self, event: ControllerConnected, now: Seconds) -> None:
+        """Another controller may not have heard of the groups: nobody journals one machine's."""
         del now
         self.term = max(self.term, event.term)
         self._alone_since = None
+        if self._groups is not None and self._groups.generation == self.generation:
+            self._say(self._groups, str(self.generation))
 
     def controller_disconnected(self, event: ControllerDisconnected, now: Seconds) -> None:
         del event
@@ -403,6 +418,7 @@ _HANDLERS: dict[type[AgentEvent], Callable[[AgentCore, Any, Seconds], None]] = {
     RanksRemain: AgentCore.ranks_remain,
     RankExited: AgentCore.rank_exited,
     SlotsRead: AgentCore.slots_read,
+    GroupsRead: AgentCore.groups_read,
     StepPersisted: AgentCore.answered,
     PersistFailed: AgentCore.answered,
     StepBackedUp: AgentCore.answered,

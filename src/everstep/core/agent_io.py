@@ -18,7 +18,7 @@ from everstep.events import (
     StepPersisted,
     TimerFired,
 )
-from everstep.model import NO_STEP, Copy, Generation, RankStatus, Seconds, Step, Term
+from everstep.model import NO_STEP, Copy, Generation, RankStatus, Seconds, SeenGroups, Step, Term
 
 # --- events --------------------------------------------------------------------------------------
 
@@ -93,6 +93,13 @@ class SlotsRead(Fact, frozen=True, kw_only=True):
     loss: float | None = None
 
 
+class GroupsRead(Fact, frozen=True, kw_only=True):
+    """What all ranks of this machine wrote about their parallel groups, folded."""
+
+    generation: Generation
+    seen: SeenGroups
+
+
 AgentEvent = (
     OrderReceived
     | ControllerConnected
@@ -104,6 +111,7 @@ AgentEvent = (
     | RanksRemain
     | RankExited
     | SlotsRead
+    | GroupsRead
     | StepPersisted
     | PersistFailed
     | StepBackedUp

@@ -30,6 +30,7 @@ from everstep.actions import (
     WakeStandby,
 )
 from everstep.core.ettr import Owner
+from everstep.core.layouts import LAYOUT
 from everstep.core.state import Backup, Incident, Persist, Phase, State
 from everstep.model import NO_STEP, Published, Seconds
 
@@ -241,6 +242,8 @@ def _request_machines(state: State, action: RequestMachines, now: Seconds) -> No
 def _page_human(state: State, action: PageHuman, now: Seconds) -> None:
     del now
     state.paged[action.about] = action.why
+    if action.about == LAYOUT:
+        state.told_of_layout = action.why
 
 
 def _finish_job(state: State, action: FinishJob, now: Seconds) -> None:

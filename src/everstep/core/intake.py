@@ -1,13 +1,15 @@
 """In front of the controller's core: folds all machines' progress into one fact a second.
 
-controller/loop.py and sim/loop.py hand it every MachineProgress and give what comes back to the
+And what they tell of their parallel groups into one fact per generation. controller/loop.py and
+sim/loop.py hand it every MachineProgress and MachineGroups, and give what comes back to the
 core (and only that to the journal). It holds no decision and may be lost: a restarted controller
 fills it again within a second. Liveness of connections is the link's matter (wire.py).
 """
 
 from __future__ import annotations
 
-from everstep.events import MachineProgress, StepProgress
+from everstep.core.seen import united
+from everstep.events import GroupsSeen, MachineGroups, MachineProgress, StepProgress
 from everstep.model import NO_GENERATION, NO_STEP, Generation, MachineId, Seconds, Step
 
 EVERY_S: Seconds = 1.0
@@ -25,6 +27,29 @@ class Intake:
         self._told: Step = NO_STEP
         self._told_at: Seconds = float("-inf")
         self._changed = False
+        self._groups: dict[MachineId, MachineGroups] = {}
+        self._groups_told: GroupsSeen | None = None
+
+    def groups(self, report: MachineGroups) -> GroupsSeen | None:
+        """Take one machine's groups; the fact to give to the core once all have told the same
+        generation's, and again only if it has become another.
+        """
+        newest = max((each.generation for each in self._groups.values()), default=NO_GENERATION)
+        if report.generation < newest:
+            return None
+        if report.generation > newest:
+            self._groups.clear()
+        self._groups[report.machine] = report
+        if len(self._groups) < self._machines:
+            return None
+        fact = GroupsSeen(
+            generation=report.generation,
+            seen=united(each.seen for each in self._groups.values()),
+        )
+        if fact == self._groups_told:
+            return None
+        self._groups_told = fact
+        return fact
 
     def report(self, progress: MachineProgress, now: Seconds) -> StepProgress | None:
         """Take one machine's report; the fact to give to the core, if one is due."""

@@ -14,7 +14,8 @@ from functools import lru_cache
 from everstep.actions import BackUpStep, ControllerAction, PersistStep
 from everstep.core.deciding import Deciding
 from everstep.core.ending import publish
-from everstep.core.groups import layout_of
+from everstep.core.groups import Layout, layout_of
+from everstep.core.layouts import known_layout
 from everstep.core.placement import Placement, place
 from everstep.core.state import Phase, State
 from everstep.model import (
@@ -190,11 +191,13 @@ def peer_at(state: State, rank: Rank, name: MachineId) -> Peer:
 
 
 def placement_of(state: State) -> Placement:
-    """Of the job's layout; with none given, data parallelism alone is assumed."""
-    spec = state.job.layout or LayoutSpec(dp=state.job.world_size)
-    return _place(spec, state.job.nproc_per_node)
+    """Of the job's layout; with none known, data parallelism alone is assumed."""
+    layout = known_layout(state).layout
+    if layout is None:
+        layout = layout_of(LayoutSpec(dp=state.job.world_size), state.job.nproc_per_node)
+    return _place(layout)
 
 
 @lru_cache(maxsize=8)
-def _place(spec: LayoutSpec, ranks_per_machine: int) -> Placement:
-    return place(layout_of(spec, ranks_per_machine))
+def _place(layout: Layout) -> Placement:
+    return place(layout)

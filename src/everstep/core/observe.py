@@ -30,6 +30,7 @@ from everstep.events import (
     ControllerStarted,
     FaultInjected,
     FaultRequested,
+    GroupsSeen,
     JobSubmitted,
     MachineJoined,
     MachineLost,
@@ -377,6 +378,13 @@ def _account_progress(state: State) -> None:
         account.switch(Owner.TRAINING, passed_at)
 
 
+def _groups_seen(state: State, event: GroupsSeen, now: Seconds) -> None:
+    """What was seen in an earlier generation counts until a newer one tells."""
+    del now
+    if event.generation == state.generation:
+        state.seen = event.seen
+
+
 # --- checkpoints ----------------------------------------------------------------------------------
 
 
@@ -494,6 +502,7 @@ _OBSERVERS: dict[type[ControllerEvent], Observer] = {
     StartFailed: _start_failed,
     RankExited: _rank_exited,
     StepProgress: _step_progress,
+    GroupsSeen: _groups_seen,
     StepPersisted: _step_persisted,
     PersistFailed: _persist_failed,
     StepBackedUp: _step_backed_up,

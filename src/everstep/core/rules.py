@@ -40,6 +40,7 @@ from everstep.core.ending import end_of_job
 from everstep.core.faults import target_of
 from everstep.core.guards import give_up
 from everstep.core.keeping import back_up_step, peer_at, persist_step, publish_step
+from everstep.core.layouts import LAYOUT, known_layout
 from everstep.core.restore import Choice, choose_from
 from everstep.core.state import Machine, Phase, State
 from everstep.model import (
@@ -143,6 +144,14 @@ def tell_of_silence(d: Deciding) -> list[ControllerAction]:
             about="nobody heard",
         )
     ]
+
+
+def tell_of_layout(d: Deciding) -> list[ControllerAction]:
+    """Sources of the layout that disagree: backups may lie where they are lost with their owner."""
+    why = known_layout(d.state).disagreement
+    if not why or why == d.state.told_of_layout:
+        return []
+    return [PageHuman(id=d.id(), cause=d.event, why=why, about=LAYOUT)]
 
 
 # --- from a symptom to a new generation ----------------------------------------------------------
@@ -409,6 +418,7 @@ RULES: tuple[Rule, ...] = (
     back_up_step,
     tell_of_early_exits,
     tell_of_silence,
+    tell_of_layout,
     request_machines,
     release_evicted,
 )

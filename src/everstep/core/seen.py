@@ -9,11 +9,11 @@ forms no grid is said to form none.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from everstep.core.groups import Dimension, Factors, Layout, merged, size_of
 from everstep.core.roles import is_no_dimension, role
-from everstep.model import GroupShape, UserError
+from everstep.model import GroupShape, SeenGroups, UserError
 
 
 class NoGrid(UserError):
@@ -77,7 +77,8 @@ def _by_factors(shapes: Sequence[GroupShape], world_size: int) -> dict[Factors, 
             continue
         if not role(found.get(factors, "")):
             known = role(shape.name) or factors not in found
-            found[factors] = shape.name if known else found[factors]
+            name = shape.name.removeprefix("mesh_")  # as torch calls what it makes of a mesh
+            found[factors] = name if known else found[factors]
     return dict(sorted(found.items()))
 
 
@@ -97,6 +98,29 @@ def _spans_in(factors: Factors, spans: list[tuple[int, int]]) -> frozenset[tuple
     return frozenset(
         span for span in spans if any(first <= span[0] < first * size for first, size in factors)
     )
+
+
+def united(seen: Iterable[SeenGroups]) -> SeenGroups:
+    """What several ranks or machines have seen, each thing once and in one order."""
+    mesh: set[GroupShape] = set()
+    groups: set[GroupShape] = set()
+    odd: set[str] = set()
+    problems: set[str] = set()
+    for each in seen:
+        mesh.update(each.mesh)
+        groups.update(each.groups)
+        odd.update(each.odd)
+        problems.add(each.mesh_problem)
+    return SeenGroups(
+        mesh=tuple(sorted(mesh, key=_order)),
+        mesh_problem=max(problems, default=""),
+        groups=tuple(sorted(groups, key=_order)),
+        odd=tuple(sorted(odd)),
+    )
+
+
+def _order(shape: GroupShape) -> tuple[Factors, str]:
+    return shape.factors, shape.name
 
 
 # --- two layouts ---------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from everstep.model import (
     Rank,
     RankError,
     Seconds,
+    SeenGroups,
     Step,
     Term,
 )
@@ -225,6 +226,11 @@ class State(msgspec.Struct, kw_only=True):
     """The next backup step is a newer one than this."""
     backup_not_before: Seconds = 0.0
     """After a failed backup, when to try again."""
+
+    seen: SeenGroups | None = None
+    """The parallel groups that the ranks had when they last told of them."""
+    told_of_layout: str = ""
+    """What people were told last of sources of the layout that disagree."""
 
     incidents: list[Incident] = []
     faults: list[FaultRequested] = []

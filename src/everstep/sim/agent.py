@@ -22,6 +22,7 @@ from everstep.core.agent_io import (
     DoFault,
     ForkFailed,
     ForkRanks,
+    GroupsRead,
     KillRanks,
     LeaveMachine,
     OrderReceived,
@@ -36,6 +37,7 @@ from everstep.core.agent_io import (
 from everstep.events import (
     BackupFailed,
     FaultInjected,
+    MachineGroups,
     MachineJoined,
     MachineProgress,
     MachineReleased,
@@ -48,6 +50,7 @@ from everstep.events import (
     TimerFired,
 )
 from everstep.model import (
+    NO_GENERATION,
     NO_STEP,
     Copy,
     ExitStatus,
@@ -84,6 +87,7 @@ class Agent:
         self.connection: Connection | None = None
         """The one that Welcome made usable."""
         self._machine = machine
+        self._seen_of = NO_GENERATION
         self._ground = machine.ground
         spec = self._ground.options.spec
         self._core = AgentCore(machine.name, spec.policy, spec.nproc_per_node)
@@ -201,6 +205,10 @@ class Agent:
         ]
         beats = [process.finished(now)[0] for process in processes]
         if beats and self._machine.running():
+            if self._seen_of != self._core.generation and min(beats) > NO_STEP:
+                self._seen_of = self._core.generation
+                seen = self._ground.options.groups_of(self._core.generation)
+                self._tell(GroupsRead(generation=self._core.generation, seen=seen))
             self._tell(
                 SlotsRead(
                     generation=self._core.generation,
@@ -489,7 +497,7 @@ class Agent:
 
     def _send(self, report: Report) -> None:
         body = wire.encode_report(report)
-        if isinstance(report, MachineProgress | OutputLines):
+        if isinstance(report, MachineProgress | MachineGroups | OutputLines):
             self._put(self._link.unreliable(body))
         else:
             self._put(self._link.send(body, self._ground.schedule.now))

@@ -25,6 +25,7 @@ from everstep.events import (
     ControllerStarted,
     FaultInjected,
     JobSubmitted,
+    MachineGroups,
     MachineJoined,
     MachineLost,
     MachineProgress,
@@ -201,7 +202,7 @@ class Controller:
         for number, body in session.link.receive(frame):
             report = wire.decode_report(body)
             assert not isinstance(report, OutputLines), "nobody prints anything here"
-            if isinstance(report, MachineProgress):
+            if isinstance(report, MachineProgress | MachineGroups):
                 self._loop.post(report)
                 continue
             origin = Origin(machine=session.machine, agent=session.agent, seq=number)

@@ -11,7 +11,17 @@ from __future__ import annotations
 from enum import StrEnum
 from random import Random
 
-from everstep.model import CheckpointSpec, JobId, JobSpec, PolicySpec, Seconds, Value
+from everstep.model import (
+    CheckpointSpec,
+    Generation,
+    GroupShape,
+    JobId,
+    JobSpec,
+    PolicySpec,
+    Seconds,
+    SeenGroups,
+    Value,
+)
 
 SLOWNESS = 3.0
 MANY = 1000
@@ -101,6 +111,11 @@ class Options(Value, frozen=True, kw_only=True):
     refused: float
     """Share of requests for machines that the cluster refuses."""
     snapshot_every: int
+    groups: tuple[SeenGroups, ...]
+    """What the ranks of one generation after the other tell of their parallel groups."""
+
+    def groups_of(self, generation: Generation) -> SeenGroups:
+        return self.groups[generation % len(self.groups)]
 
 
 def draw(seed: int) -> Options:
@@ -156,7 +171,22 @@ def draw(seed: int) -> Options:
         released=rng.choice([0.0, 0.5, 1.0]),
         refused=rng.choice([0.0, 0.5]),
         snapshot_every=rng.choice([3, 20, 1000]),
+        groups=_groups(more, nnodes * nproc),
     )
+
+
+def _groups(rng: Random, world: int) -> tuple[SeenGroups, ...]:
+    """Mostly the same for all generations, so that backups stay where they are."""
+    inner = [size for size in range(2, world) if world % size == 0]
+    choices = [SeenGroups()]
+    for size in inner:
+        grid = (
+            GroupShape(name="dp", factors=((1, size),)),
+            GroupShape(name="pp", factors=((size, world // size),)),
+        )
+        choices += [SeenGroups(groups=grid), SeenGroups(mesh=grid, groups=grid[:1])]
+    one = rng.choice(choices)
+    return tuple(rng.choices(choices, k=3)) if rng.random() < 0.2 else (one,)
 
 
 _COMMON = (

@@ -13,6 +13,7 @@ import os
 import sys
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -22,19 +23,25 @@ from everstep.trainer.notices import Notices
 from everstep.trainer.place import Place
 from everstep.trainer.run import FLUSH_S, Run
 
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
 _runs: dict[int, Run] = {}
 """The Run of this process, by its pid: a forked child is another process."""
 
 
-def attach(*, peak_flops: float | None = None) -> Run:
+def attach(*, peak_flops: float | None = None, mesh: DeviceMesh | None = None) -> Run:
     """Join the run that everstep started this process for; outside everstep, do nothing.
 
     `peak_flops` is one device's peak in FLOP/s for the number format in use; Run.mfu needs it.
-    Called again, it returns the same Run.
+    `mesh` is the device mesh of all ranks: its dimensions tell where backups must not lie together.
+    Called again, it returns the same Run, and takes the mesh if it is given one.
     """
     run = _runs.get(os.getpid())
     if run is None:
         run = _runs[os.getpid()] = _make_run(_place(), peak_flops)
+    if mesh is not None:
+        run.mesh = mesh
     return run
 
 

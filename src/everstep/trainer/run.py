@@ -11,9 +11,11 @@ import time
 from collections.abc import Iterator, Mapping
 from functools import partial
 from os import PathLike, fspath
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from everstep.model import NO_STEP, Step
+from everstep.trainer import groups
 from everstep.trainer.checkpoint import Checkpoint
 from everstep.trainer.feature import Feature
 from everstep.trainer.heartbeat import Phase
@@ -42,6 +44,11 @@ class Run:
         self._pulse: Pulse | None = None
         self._checkpoint: Checkpoint | None = None
         self._looping = False
+        self.mesh: Any = None
+        """The device mesh that the script gave to attach()."""
+        self._layout = Feature("everstep's look at process groups is", NoticeKind.ADVICE, notices)
+        if place is None:
+            self._layout.on = False
         if place is not None:
             self._pulse = self._reports.attempt(partial(Pulse, place.context), None)
 
@@ -158,11 +165,22 @@ class Run:
         self._metrics.start(time.monotonic_ns())
 
     def _finish_step(self, step: Step) -> None:
+        if self._layout.on:
+            self._layout.attempt(self._tell_groups, None)
+            self._layout.on = False
         now_ns = time.monotonic_ns()
         self._metrics.finish_step(now_ns)
         if self._pulse is not None:
             saved = NO_STEP if self._checkpoint is None else self._checkpoint.saved_step
             self._pulse.finish_step(step, now_ns, self._metrics, saved)
+
+    def _tell_groups(self) -> None:
+        """Once, before the first step is in the slot: the agent looks for it then."""
+        if self._place is not None:
+            context = self._place.context
+            seen = groups.seen_here(self.mesh, context.world_size)
+            told = groups.RankGroups(generation=context.generation, seen=seen)
+            groups.tell(Path(context.shm), context.local_rank, told)
 
     def _saved(self, step: Step) -> None:
         """A loop of the script's own: its saves are the only sign of a finished step."""

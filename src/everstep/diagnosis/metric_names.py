@@ -28,7 +28,8 @@ def _names(field: str, names: str, factor: float = 1.0, rank: int = 0) -> dict[s
 MEANINGS: dict[str, Meaning] = {
     **_names("step", "global_step trainer_global_step training_global_step train_global_step"),
     **_names("step", "step train_step training_step optimizer_step completed_step _step", rank=1),
-    **_names("step", "iteration iter it num_updates update batch train_iter", rank=2),
+    **_names("step", "iteration iter it num_updates batch train_iter", rank=2),
+    **_names("step", "update", rank=3),
     **_names("epoch", "epoch training_epoch train_epoch"),
     **_names(
         "loss",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -49,9 +49,11 @@ _EXTREMES = re.compile(
     r"M(?P<end>[nx])(?P<what>Rtt|E[Tt]pt)/Rnk: (?P<value>[\d.]+)\w*/(?P<rank>\d+)"
 )
 _SCORE = re.compile(r"Rank=(\d+) Node=(\S+) Score=([\d.]+)")
+_PART = re.compile(r"(?i)(?:local_?rank|gpu(?:_?(?:id|index))?|device|index)")
 _UNIT_COLUMN = re.compile(r"(?P<kind>rank|node|host|gpu)[-_ ]?(?P<number>\d+)", re.IGNORECASE)
 
 
+_GPU = ", GPU "
 _SLOW = Finding(
     rule="peers.slow",
     role=Role.ROOT,
@@ -72,6 +74,8 @@ class Reading(Value, frozen=True, kw_only=True):
     round: int
     rank: Rank | None = None
     host: str | None = None
+    part: str = ""
+    """Which GPU or process of the host, where the rank is not said."""
     attempt: int = 0
     line: int = 0
 
@@ -100,6 +104,8 @@ class PeerReader:
                 name = f"{self._timer}_time"
                 return [self._reading(name, timed[2], line, rank=int(timed[1]))]
             self._in_table = False
+        if "orst performing" in text or "elative performance" in text:
+            self._round += 1
         if "/Rnk:" in text:
             return self._extremes(text, line)
         return [
@@ -110,6 +116,8 @@ class PeerReader:
     def row(self, row: Row, units: Sequence[str]) -> list[Reading]:
         """A table's row: one rank or host of a round, or all of them side by side."""
         step = row.step if row.step is not None else 0
+        parts = [v for name, v in row.numbers.items() if _PART.fullmatch(name)]
+        part = f"{parts[0]:g}" if parts else ""
         if row.rank is None and row.host is None:
             return [self._wide(name, row, step) for name in units if name in row.numbers]
         return [
@@ -119,6 +127,7 @@ class PeerReader:
                 round=step,
                 rank=row.rank,
                 host=row.host,
+                part=part,
                 attempt=row.attempt or 0,
                 line=row.line,
             )
@@ -211,14 +220,14 @@ def compare(readings: Iterable[Reading], site: Site, file: str) -> list[Finding]
     extreme = _extreme(by_column, site, file)
     if extreme:
         return extreme
-    best: tuple[float, _Case] | None = None
+    best: tuple[tuple[bool, float], _Case] | None = None
     for column, found in by_column.items():
-        for by_host in (True, False):
-            units = _units(found, orientation(column), by_host=by_host)
+        for name_of in (_host, _rank, _part):
+            units = _units(found, orientation(column), name_of)
             slow = [unit for unit in units if _is_slow(unit)]
             if not slow or len(units) < UNITS_MIN:
                 continue
-            weight = max(unit.score for unit in slow) * (0.5 if _WAIT.search(column) else 1.0)
+            weight = (not _WAIT.search(column), max(unit.score for unit in slow))
             if best is None or weight > best[0]:
                 best = (weight, _Case(column, slow, units, found))
     return [] if best is None else [_finding(best[1], site, file)]
@@ -228,11 +237,26 @@ def _is_slow(unit: _Unit) -> bool:
     return unit.score >= SLOW_BY and unit.share >= ROUNDS_SHARE
 
 
-def _units(readings: list[Reading], sign: int, *, by_host: bool) -> list[_Unit]:
+def _host(reading: Reading) -> str | None:
+    return reading.host
+
+
+def _rank(reading: Reading) -> Rank | None:
+    return reading.rank
+
+
+def _part(reading: Reading) -> str | None:
+    """One GPU of a host: the median of its eight hides it."""
+    return f"{reading.host}{_GPU}{reading.part}" if reading.host and reading.part else None
+
+
+def _units(
+    readings: list[Reading], sign: int, name_of: Callable[[Reading], Rank | str | None]
+) -> list[_Unit]:
     rounds: dict[tuple[int, int], dict[Rank | str, list[float]]] = defaultdict(dict)
     lines: dict[Rank | str, int] = {}
     for reading in readings:
-        name = reading.host if by_host else reading.rank
+        name = name_of(reading)
         if name is None or not reading.value > 0:
             continue
         rounds[reading.attempt, reading.round].setdefault(name, []).append(reading.value)
@@ -340,7 +364,7 @@ def _hosts(slow: list[_Unit], readings: list[Reading], site: Site) -> tuple[str,
     found: dict[str, None] = {}
     for unit in slow:
         if isinstance(unit.name, str):
-            found[unit.name] = None
+            found[unit.name.partition(_GPU)[0]] = None
             continue
         said = {r.host for r in readings if r.rank == unit.name and r.host is not None}
         known = site.host_of(Rank(unit.name))

@@ -24,7 +24,9 @@ from everstep.model import Rank, Seconds, Value
 PREFILTER: tuple[str, ...] = (
     r"(?i)(step|iter|iteration|batch|num_updates|update|\bit)[\"']?\s?[:=\s/]\s*[\"']?\d",
     r"[\"'](train[_/])?loss[\"']\s*:",
+    r"(?i)epoch[:\s\[]+\d+\]?[:\s\[]+\d+\s*/\s*\d+",
     r"(?i)overflow",
+    r"oss scale already at minimum|Minimum loss scale reached",
     r"\d+%\|.{0,200}loss",
     r"\|\s*[\d.]+k?/\d+\s*\[",
     r"\[(batch|step)=\d+",
@@ -32,6 +34,8 @@ PREFILTER: tuple[str, ...] = (
     r"rank\s+\d+: \d",
     r"(times|time) across ranks",
     r"M[nx]Rtt/Rnk",
+    r"Rank=\d+ Node=|orst performing",
+    r"^\s{1,6}[\w.-]+:\s*$",
 )
 """No look-around and no back-reference, for engines that have neither."""
 
@@ -105,8 +109,10 @@ _WORDS = frozenset(
     | {"with"}
 )
 """May stand before a name without changing what it means: "INFO train loss"."""
-_LOOSE = frozenset({"step", "epoch", "loss", "lr", "grad_norm", "rank"})
-"""May be followed by their value without a colon: "step 12 loss 3.4"."""
+_ANYWHERE = frozenset({"step", "rank", "epoch"})
+"""May follow any word: "saved at step 12"."""
+_STRICT = frozenset({"samples_per_s", "skipped", "nan_steps", "host_gb", "attempt", "batch"})
+"""Need a colon or an equals sign before their value; "step 12 loss 3.4" needs none."""
 
 
 class Sample(Value, frozen=True, kw_only=True):
@@ -408,12 +414,12 @@ def _meaning(match: re.Match[str], text: str) -> Meaning | None:
         first = words.pop(0)
         if first.lower().strip("/") not in _WORDS and not first.isupper():
             rest = meaning_of(" ".join(words[-1:]))
-            return rest if rest is not None and rest.field == "step" else None
+            return rest if rest is not None and rest.field in _ANYWHERE else None
         meaning = meaning_of(" ".join(words)) or _memory(" ".join(words), match["unit"])
     if meaning is None:
         return None
     between = text[match.end("key") : match.start("value")]
-    if not between.strip(" \"'[(") and meaning.field not in _LOOSE:
+    if not between.strip(" \"'[(") and meaning.field in _STRICT:
         return None
     if meaning.field == "time" and match["unit"] not in ("ms", "s"):
         return None

@@ -29,6 +29,9 @@ HEADER_WITHIN = 5
 """Lines of a file among which a table's header may stand."""
 SHORT = 150
 """Fewer samples than this are judged with a shorter past."""
+SHIFT = 0.92
+"""Of a whole series that lies there, a fall to this share is seen where the noise is small."""
+SHIFT_SAMPLES_MIN = 60
 GROWTH = 1.15
 """Host memory that grew by this factor along with the step time is part of the story."""
 
@@ -128,7 +131,7 @@ class _File:
         for sample in self._reader.end():
             self._samples.append(sample)
         readings = list(self._readings) + _readings_of(self._samples)
-        return analyse(list(self._samples), site, name) + compare(readings, site, name)
+        return compare(readings, site, name) + analyse(list(self._samples), site, name)
 
 
 def _readings_of(samples: Iterable[Sample]) -> list[Reading]:
@@ -210,6 +213,7 @@ class _Story:
         self._file = file
         judge = Judge(limits_for(samples))
         self._signals = [signal for sample in samples for signal in judge.handle(sample)]
+        self._signals += judge.end()
         self._main = [s for s in samples if s.form not in ("overflow", "deepspeed", "speed")]
 
     def numeric(self) -> list[Finding]:
@@ -301,8 +305,7 @@ class _Story:
             for s in self._main
             if any(v is not None and not math.isfinite(v) for v in (s.loss, s.grad_norm))
         ]
-        searched = self._searched()
-        if not over and (not left or searched):
+        if not over and (not left or self._searched(left)):
             return []
         if over:
             worst = max(over, key=lambda s: (s.of in (Kind.NOT_FINITE, Kind.MISSING), s.lasted))
@@ -323,10 +326,11 @@ class _Story:
             )
         ]
 
-    def _searched(self) -> bool:
-        """Left-out updates at the start only: the loss scaler's search."""
-        skips = [s for s in self._samples if s.skipped]
-        return bool(skips) and skips[-1].step - self._samples[0].step <= 100
+    def _searched(self, left: list[Sample]) -> bool:
+        """At the start only, and of the gradients only: the loss scaler's search."""
+        first = self._samples[0].step
+        finite = all(s.loss is None or math.isfinite(s.loss) for s in left)
+        return finite and first < 100 and left[-1].step - first <= 100
 
     # --- speed -----------------------------------------------------------------------------------
 
@@ -339,6 +343,9 @@ class _Story:
         if slow:
             return [self._slower(slow[-1])]
         over = [s for s in self._signals if s.kind is Kind.RECOVERED and s.metric == "speed"]
+        shift = self._shift()
+        if shift is not None:
+            return [shift]
         if not over or self._regular(over):
             return []
         return [
@@ -389,6 +396,26 @@ class _Story:
             place=_place(self._file, part[-1].line, why),
             undecided="what grows with the step count: memory, a list, a cache, a log",
         )
+
+    def _shift(self) -> Finding | None:
+        """A fall that is smaller than the live rule's, but far outside the noise, to the end."""
+        part = self._main
+        speeds = [s.speed for s in part if s.speed is not None]
+        if len(speeds) < SHIFT_SAMPLES_MIN or len(speeds) < len(part) * 0.9:
+            return None
+        parts = blocks(speeds[len(speeds) // 20 :], 10)
+        before, after = parts[: len(parts) // 2], parts[-3:]
+        noise = _noise(speeds)
+        level = sorted(before)[len(before) // 2]
+        steady = max(before) - min(before) <= 0.04 * level + 4 * noise
+        fell = max(after) <= SHIFT * level and level - max(after) >= 6 * noise
+        if not steady or not fell:
+            return None
+        why = (
+            f"speed is {after[-1] / level:.0%} of what it was in the first half of the series,"
+            " far outside its noise, to the end"
+        )
+        return replace(_SPEED, why=why, place=_place(self._file, part[-1].line, why))
 
     def _slower(self, signal: Signal) -> Finding:
         parts = _attempts(self._main)
@@ -465,6 +492,12 @@ def _attempts(samples: Sequence[Sample]) -> list[list[Sample]]:
 
 def _speeds(samples: Sequence[Sample]) -> list[float]:
     return [s.speed for s in samples if s.speed is not None]
+
+
+def _noise(values: Sequence[float]) -> float:
+    """Standard deviation of one value to the next, which a trend or a fall does not widen."""
+    steps = sorted(abs(b - a) for a, b in pairwise(values))
+    return 1.4826 * steps[len(steps) // 2] / math.sqrt(2) if steps else 0.0
 
 
 def _place(file: str, line: int, text: str) -> Place:

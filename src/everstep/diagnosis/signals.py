@@ -19,6 +19,9 @@ from itertools import pairwise
 from everstep.diagnosis.progress import Sample
 from everstep.model import Seconds, Value
 
+BLOCKS = 6
+"""Parts of a series whose medians must all fall for a ramp."""
+
 
 class Limits(Value, frozen=True, kw_only=True):
     """What counts as abnormal. Counts are samples: one a step, or one per logged interval."""
@@ -61,7 +64,7 @@ class Kind(StrEnum):
     NOT_FINITE = "not_finite"
     """Loss or gradient norm is NaN or infinite, and no loss scaler left the step out."""
     MISSING = "missing"
-    """The loss is not printed any more: trainers leave out what is not finite."""
+    """The loss is not printed any more, or is exactly 0: trainers do so with what is not finite."""
     JUMP = "jump"
     """Five times the recent past, and it lasts."""
     RISE = "rise"
@@ -116,6 +119,12 @@ class _Level:
         self._high = 0
         self._normal = 0.0
         self._worst = 0.0
+
+    @property
+    def positive(self) -> bool:
+        """Whether the recent past was above 0, and not on its way there."""
+        past = self._past
+        return len(past) >= self._limits.recent and past[-1] > 0.3 * _median(past) > 0
 
     def take(self, sample: Sample, value: float, *, compared: bool) -> Signal | None:
         """A finite value; `compared` is False while training still settles."""
@@ -232,6 +241,8 @@ class _Pace:
         self._since = 0
         self._normal = 0.0
         self._away: Kind | None = None
+        self._block: list[float] = []
+        self._blocks: deque[tuple[int, float]] = deque(maxlen=2 * BLOCKS)
 
     def take(self, sample: Sample, speed: float, stride: int) -> Signal | None:
         if self._away is not None:
@@ -239,6 +250,10 @@ class _Pace:
         normal = _median(self._past)
         ready = len(self._past) >= self._limits.base
         self._past.append(speed)
+        if self._creeps(sample, speed):
+            self._away = Kind.RAMP
+            self._since, self._normal = self._blocks[0]
+            return self._signal(Kind.RAMP, sample, speed)
         if not ready or speed >= self._limits.slow * normal:
             self._slow = 0
             return None
@@ -251,15 +266,29 @@ class _Pace:
         self._away = Kind.RAMP if is_ramp(list(self._past), self._limits.ramp) else Kind.SLOW
         return self._signal(self._away, sample, speed)
 
+    def _creeps(self, sample: Sample, speed: float) -> bool:
+        """Too slowly for a comparison with the last 50 values: medians of longer parts fall."""
+        self._block.append(speed)
+        if len(self._block) < self._limits.window // 2:
+            return False
+        self._blocks.append((sample.step, _median(self._block)))
+        self._block.clear()
+        medians = [median for _, median in self._blocks]
+        return len(medians) >= BLOCKS and is_ramp(medians, self._limits.ramp)
+
     def restart(self) -> None:
         """A new attempt: the past stays, a ramp begins anew."""
         self._slow = 0
+        self._block.clear()
+        self._blocks.clear()
         if self._away is Kind.RAMP:
             self._away = None
             self._past.clear()
 
     def _follow(self, sample: Sample, speed: float) -> Signal | None:
         self._slow += 1
+        self._block.clear()
+        self._blocks.clear()
         if speed >= (1 + self._limits.slow) / 2 * self._normal:
             of, self._away = self._away, None
             lasted, self._slow = self._slow, 0
@@ -334,6 +363,8 @@ class Judge:
         found += self._present(sample, left_out=left_out)
         for name, level in self._levels.items():
             value = getattr(sample, name)
+            if name == "loss" and self._gone(sample):
+                continue
             if value is not None and math.isfinite(value) and not left_out:
                 signal = level.take(sample, value, compared=compared)
                 found += [signal] if signal is not None else []
@@ -445,7 +476,7 @@ class Judge:
     def _present(self, sample: Sample, *, left_out: bool) -> list[Signal]:
         """A loss that was always there and is not: trainers leave out what is not finite."""
         seen = self._with_loss.get(sample.form, 0)
-        if sample.loss is not None:
+        if not self._gone(sample):
             self._with_loss[sample.form] = min(seen + 1, 1000)
             missed, self._without = self._without, 0
             since, self._without_since = self._without_since, None
@@ -454,27 +485,42 @@ class Judge:
                 return []
             return [self._over(Kind.MISSING, "loss", since.step, sample, missed)]
         if seen < self._limits.recent or left_out or sample.form == "overflow":
-            if not left_out:
-                self._with_loss[sample.form] = max(0, seen - 1) if seen < 1000 else seen
+            if not left_out and seen < 1000:
+                self._with_loss[sample.form] = max(0, seen - 1)
             return []
         self._without += 1
         self._without_since = self._without_since or sample
         if self._without != self._limits.missing or self._bad is not None:
             return []
         self._missed = True
-        since = self._without_since
-        return [
-            Signal(
-                kind=Kind.MISSING,
-                metric="loss",
-                step=sample.step,
-                first_bad=since.step,
-                why=f"the loss is not printed any more since step {since.step}, as trainers do when"
-                " it is not finite",
-                at=sample.at,
-                line=since.line,
-            )
-        ]
+        return [self._missing(self._without_since, sample)]
+
+    def _gone(self, sample: Sample) -> bool:
+        """Not printed, or exactly 0 all at once, which no loss is that was not near it before."""
+        if sample.loss is None:
+            return True
+        return sample.loss == 0 and self._levels["loss"].positive
+
+    def _missing(self, since: Sample, sample: Sample) -> Signal:
+        what = "is not printed any more" if since.loss is None else "is exactly 0"
+        return Signal(
+            kind=Kind.MISSING,
+            metric="loss",
+            step=sample.step,
+            first_bad=since.step,
+            value=since.loss,
+            why=f"the loss {what} since step {since.step}, as trainers do when it is not finite",
+            at=sample.at,
+            line=since.line,
+        )
+
+    def end(self) -> list[Signal]:
+        """What the end of the series leaves open: a loss that is missing in its last samples."""
+        since, last = self._without_since, self._last
+        seen = max(self._with_loss.values(), default=0)
+        if since is None or last is None or self._missed or self._bad is not None:
+            return []
+        return [self._missing(since, last)] if seen >= self._limits.base else []
 
     def _over(self, of: Kind, metric: str, since: int, sample: Sample, lasted: int) -> Signal:
         what = "was not printed" if of is Kind.MISSING else "was not finite"
@@ -494,7 +540,7 @@ class Judge:
 
 def is_ramp(speeds: Sequence[float], to: float) -> bool:
     """Whether speed falls bit by bit, in the main: no one fall makes half of it, none goes up."""
-    parts = blocks(speeds, 6)
+    parts = blocks(speeds, BLOCKS)
     if len(parts) < 4 or parts[-1] > to * parts[0]:
         return False
     falls = [before - after for before, after in pairwise(parts)]

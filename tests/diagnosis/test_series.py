@@ -1,0 +1,99 @@
+"""Every case that is about training's numbers gets the right answer from the numbers alone.
+
+What is judged here is the analyser; the judge that weighs it against all other lines has tests of
+its own. A case of another kind in which training is reported must give no cause at all.
+"""
+
+from __future__ import annotations
+
+import gzip
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from everstep.diagnosis.findings import Finding, Site
+from everstep.diagnosis.series import Collector
+from everstep.diagnosis.words import Category, FirstAction, Role
+
+CASES = Path(__file__).parent / "cases"
+
+
+def _expected(case: Path) -> dict[str, Any]:
+    return tomllib.loads((case / "expect.toml").read_text("utf-8"))
+
+
+def _ours(case: Path) -> bool:
+    """Metric series, slow machines, and from 301 on logs of which only the numbers matter."""
+    number = int(case.name.partition("-")[0])
+    return _expected(case)["kind"] in {"metric_series", "slow_node"} or 300 < number < 400
+
+
+ALL = sorted(expect.parent for expect in CASES.glob("*/expect.toml"))
+NUMBERS = [case.name for case in ALL if _ours(case)]
+OTHERS = [case.name for case in ALL if case.name not in NUMBERS]
+
+
+def _found(name: str) -> list[Finding]:
+    case = CASES / name
+    layout = _expected(case).get("layout", {})
+    collector = Collector()
+    for file in sorted(case.rglob("*")):
+        if file.is_dir() or file.name == "expect.toml":
+            continue
+        raw = file.read_bytes()
+        text = (gzip.decompress(raw) if file.suffix == ".gz" else raw).decode(errors="replace")
+        for number, line in enumerate(text.split("\n"), 1):
+            collector.line(file.name, line, number)
+    site = Site(
+        world_size=layout.get("world_size"),
+        ranks_per_machine=layout.get("ranks_per_machine"),
+        hosts=tuple(layout.get("hosts", ())),
+    )
+    return collector.findings(site)
+
+
+def _weight(finding: Finding) -> int:
+    return [Role.ROOT, Role.CONFIRM, Role.ECHO, Role.NOISE].index(finding.role)
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_a_case_is_answered_rightly_from_its_numbers(name: str) -> None:
+    expected = _expected(CASES / name)
+    found = sorted(_found(name), key=_weight)
+    assert found, "nothing was read"
+    first = found[0]
+    told = f"{first.rule}, {first.category}, {first.action}: {first.why}"
+    assert first.category in {expected["category"], *expected["also_acceptable"]}, told
+    assert first.action in {expected["first_action"], *expected["acceptable_actions"]}, told
+    for what, accused in (("ranks", first.accused_ranks), ("machines", first.accused_machines)):
+        known = {*expected[f"accused_{what}"], *expected.get(f"tolerated_{what}", [])}
+        assert set(accused) <= known, told
+        assert set(accused) or not expected[f"accused_{what}"], f"named nobody: {told}"
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_numbers_of_a_job_that_failed_otherwise_name_no_cause(name: str) -> None:
+    causes = [f.why for f in _found(name) if f.role is Role.ROOT]
+    assert not causes
+
+
+def test_a_rank_whose_own_loss_is_not_finite_is_told_and_not_accused() -> None:
+    collector = Collector()
+    for step in range(60):
+        for rank in range(4):
+            loss = "nan" if rank == 2 and step > 40 else "2.5"
+            collector.line("train.log", f"rank={rank} step={step} loss={loss}", step * 4 + rank)
+    (found,) = [f for f in collector.findings(Site()) if f.role is Role.ROOT]
+    assert found.category is Category.NAN_VALUE
+    assert found.action is FirstAction.STOP_TIME_CHECK
+    assert not found.accused_ranks
+    assert "rank 2" in found.why
+
+
+def test_a_log_without_numbers_gives_nothing() -> None:
+    collector = Collector()
+    for number, line in enumerate(("Traceback (most recent call last):", "KeyError: 'loss'", "")):
+        collector.line("train.log", line, number)
+    assert collector.findings(Site()) == []

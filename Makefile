@@ -12,7 +12,7 @@ help:
 	@echo "make test    check, then all tests"
 	@echo "make check   formatter, linter, types, import contract"
 	@echo "make soak    thousands of simulated seeds, SEEDS=5000"
-	@echo "make bench   kill-to-first-new-step beside torchrun"
+	@echo "make bench   restarts beside torchrun, checkpoints beside DCP and others"
 	@echo "make docs    write what is generated: docs/torchrun-flags.md, the frozen flags"
 
 venv: $(READY)
@@ -43,6 +43,7 @@ soak: $(READY)
 
 bench: $(READY)
 	@$(BIN)/python bench/restart.py
+	@$(BIN)/python bench/checkpoint.py
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import platform
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -70,13 +71,20 @@ def report(rows: list[Row], to: Path | None) -> None:
     if to is not None:
         content = {row.key: row.value for row in rows} | {"machine": machine()}
         to.write_text(json.dumps(content, indent=2) + "\n")
-    cells = [(row.key, _shown(row.value), row.aim, _remark(row)) for row in _flat(rows)]
-    widths = [max(len(cell[column]) for cell in cells) for column in range(3)]
-    print()
-    for key, value, aim, remark in cells:
-        line = f"{key:<{widths[0]}}  {value:>{widths[1]}}  {aim:<{widths[2]}}  {remark}"
-        print(line.rstrip())
+    table([(row.key, _shown(row.value), row.aim, _remark(row)) for row in _flat(rows)])
     print(machine())
+
+
+def table(lines: Sequence[Sequence[str]]) -> None:
+    """Print lines of cells in columns: the first two as names and numbers are read."""
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    print()
+    for line in lines:
+        cells = [
+            cell.rjust(width) if column == 1 else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ]
+        print("  ".join(cells).rstrip())
 
 
 def _flat(rows: list[Row]) -> list[Row]:

@@ -1,8 +1,8 @@
 """Jobs under measurement: the same script under torchrun and under everstep.
 
-Used by bench/restart.py. A job can be started, watched through the marks that its ranks write,
-paused as a whole (so that several are alive and only one of them computes) and ended. Everything
-that a job starts is ended with it, also when the benchmark fails.
+Used by bench/restart.py and bench/checkpoint.py. A job can be started, watched through the marks
+that its ranks write, paused as a whole (so that several are alive and only one of them computes)
+and ended. Everything that a job starts is ended with it, also when the benchmark fails.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, NamedTuple, Self
 
+from everstep.journal.records import Reader, Record
+from everstep.journal.snapshots import RECORDS
 from everstep.processes import (
     Process,
     descendants,
@@ -28,12 +30,18 @@ from everstep.processes import (
 )
 
 HERE = Path(__file__).resolve().parent
-SCRIPT = HERE / "restart_script.py"
 MODULES = HERE.parent / "examples" / "gpt"
-RANKS = 4
 PATIENCE_S = 120.0
 """Longest wait for anything: torchrun's restart takes up to 30 s on a busy machine."""
 POLL_S = 0.005
+
+
+class Program(NamedTuple):
+    """What a job runs: a script of bench/ that writes marks (marks.py), on so many ranks."""
+
+    script: str
+    words: tuple[str, ...]
+    ranks: int
 
 
 class Mark(NamedTuple):
@@ -56,13 +64,14 @@ class Job:
 
     name = ""
 
-    def __init__(self, directory: Path, *, save: bool) -> None:
+    def __init__(self, directory: Path, program: Program) -> None:
         self.directory = directory
+        self.ranks = program.ranks
         self.output = directory / "output"
         self._marks = directory / "marks"
         self._marks.mkdir(parents=True)
         self._read: dict[int, tuple[int, list[Mark]]] = {}
-        self._script = [str(SCRIPT), "--marks", str(self._marks), *(["--save"] if save else [])]
+        self._script = [str(HERE / program.script), "--marks", str(self._marks), *program.words]
 
     def __enter__(self) -> Self:
         with self.output.open("wb") as output:
@@ -91,7 +100,7 @@ class Job:
 
     def marks(self) -> Iterator[Mark]:
         """All marks so far, rank by rank, each rank's in order of time."""
-        for rank in range(RANKS):
+        for rank in range(self.ranks):
             yield from self._marks_of(rank)
 
     def _marks_of(self, rank: int) -> list[Mark]:
@@ -117,7 +126,7 @@ class Job:
     def reached(self, event: str, restart: int) -> list[Mark] | None:
         """Each rank's first mark of this event in this incarnation; None if one has none yet."""
         found = []
-        for rank in range(RANKS):
+        for rank in range(self.ranks):
             mark = next(
                 (m for m in self._marks_of(rank) if (m.event, m.restart) == (event, restart)), None
             )
@@ -142,7 +151,7 @@ class Job:
         """Steps that every rank finished in this incarnation."""
         return min(
             sum(1 for m in self._marks_of(rank) if (m.event, m.restart) == ("step", restart))
-            for rank in range(RANKS)
+            for rank in range(self.ranks)
         )
 
     def ends_since(self, begun_ns: int) -> list[int]:
@@ -153,13 +162,13 @@ class Job:
     def wait_steps(self, restart: int, count: int) -> None:
         self.wait(lambda: self.steps(restart) >= count, f"{count} steps after {restart} restarts")
 
-    def wait(self, condition: Callable[[], bool], what: str) -> None:
-        """Poll until the condition holds; Stuck when it takes more than PATIENCE_S."""
-        deadline = time.monotonic() + PATIENCE_S
+    def wait(self, condition: Callable[[], bool], what: str, within_s: float = PATIENCE_S) -> None:
+        """Poll until the condition holds; Stuck when it takes longer."""
+        deadline = time.monotonic() + within_s
         while not condition():
             if time.monotonic() > deadline:
                 tail = self.output.read_text(errors="replace")[-2000:]
-                raise Stuck(f"{self.name}: no {what} within {PATIENCE_S:.0f} s\n{tail}")
+                raise Stuck(f"{self.name}: no {what} within {within_s:.0f} s\n{tail}")
             time.sleep(POLL_S)
 
     # --- what is done to it ---
@@ -188,6 +197,11 @@ class Torchrun(Job):
 
     name = "torchrun"
 
+    def __init__(self, directory: Path, program: Program, packages: Sequence[Path] = ()) -> None:
+        """`packages`: directories that its processes may import from, too."""
+        super().__init__(directory, program)
+        self._packages = packages
+
     def _start(self, output: IO[bytes]) -> None:
         self._agent = subprocess.Popen(
             self._command(),
@@ -200,11 +214,14 @@ class Torchrun(Job):
     def _command(self) -> list[str]:
         return [
             *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-            *("--nproc-per-node", str(RANKS), "--max-restarts", "100", *self._script),
+            *("--nproc-per-node", str(self.ranks), "--max-restarts", "100"),
+            *self._script,
         ]
 
     def _environment(self) -> dict[str, str]:
-        return environment() | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+        env = environment()
+        path = os.pathsep.join((env["PYTHONPATH"], *map(str, self._packages)))
+        return env | {"PYTHONPATH": path, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
     def processes(self) -> list[Process]:
         agent = identify(self._agent.pid)
@@ -220,40 +237,43 @@ class Torchrun(Job):
 
 
 class Nvrx(Torchrun):
-    """NVIDIA's ft_launcher, from `package`; it keeps its timeouts and the same script."""
+    """NVIDIA's ft_launcher; it keeps its timeouts and the same script."""
 
     name = "nvrx"
-
-    def __init__(self, directory: Path, package: Path) -> None:
-        super().__init__(directory, save=True)
-        self._package = package
 
     def _command(self) -> list[str]:
         return [
             *(sys.executable, "-m", "nvidia_resiliency_ext.fault_tolerance.launcher"),
-            *("--nnodes", "1", "--nproc-per-node", str(RANKS), "--max-restarts", "100"),
+            *("--nnodes", "1", "--nproc-per-node", str(self.ranks), "--max-restarts", "100"),
             *("--rdzv_backend", "c10d", "--rdzv_endpoint", "127.0.0.1:0"),
             *("--ignore-missing-fault-tol-cfg", *self._script),
         ]
 
-    def _environment(self) -> dict[str, str]:
-        env = environment()
-        return env | {"PYTHONPATH": os.pathsep.join((env["PYTHONPATH"], str(self._package)))}
-
 
 class Everstep(Job):
-    """everstep with two stand-in machines of two ranks each."""
+    """everstep with two stand-in machines and half of the ranks on each. No disk tier."""
 
     name = "everstep"
     machines = 2
 
+    def __init__(self, directory: Path, program: Program, flags: Sequence[str] = ()) -> None:
+        """`flags`: more flags of `everstep run`."""
+        super().__init__(directory, program)
+        self._flags = flags
+        self.job_directory = directory / "state" / "bench"
+
     def _start(self, output: IO[bytes]) -> None:
-        self.job_directory = self.directory / "state" / "bench"
+        per_machine = self.ranks // self.machines
         self._everstep(
             output,
             *("run", "--job", "bench", "--detach", "--local-machines", str(self.machines)),
-            *("--nproc-per-node", str(RANKS // self.machines), "--disk-every", "0", *self._script),
+            *("--nproc-per-node", str(per_machine), "--disk-every", "0", *self._flags),
+            *self._script,
         )
+
+    def journal(self) -> list[Record]:
+        """What the controller has written down so far."""
+        return [entry.record for entry in Reader(self.job_directory / "journal" / RECORDS)]
 
     def processes(self) -> list[Process]:
         pid_files = sorted(self.job_directory.rglob("keeper.pid"))

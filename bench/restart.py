@@ -23,13 +23,14 @@ from statistics import median
 from typing import NamedTuple
 
 from form import Row, arguments, report
-from launched import RANKS, Everstep, Job, Mark, Nvrx, Stuck, Torchrun
-from rivals import RivalMissing, nvrx
+from launched import Everstep, Job, Mark, Nvrx, Program, Stuck, Torchrun
+from rivals import NVRX, RivalMissing, installed
 
 from everstep.events import RankExited, RanksStopped
-from everstep.journal.records import Reader, Record
-from everstep.journal.snapshots import RECORDS
 
+RANKS = 4
+SAVING = Program("restart_script.py", ("--save",), RANKS)
+PLAIN = Program("restart_script.py", (), RANKS)
 KILL_AFTER = 100
 """Steps before the kill: past the first second, which is busy with what comes after a start."""
 SETTLED = 30
@@ -89,14 +90,14 @@ def main() -> None:
 def compared(plan: Plan, directory: Path) -> list[Row]:
     """The rows that compare launchers: medians over the rounds, the launchers taking turns."""
     makes: dict[str, Make] = {
-        "everstep": lambda path: Everstep(path, save=True),
-        "torchrun": lambda path: Torchrun(path, save=True),
+        "everstep": lambda path: Everstep(path, SAVING),
+        "torchrun": lambda path: Torchrun(path, SAVING),
     }
     reason = "left out by --quick"
     if plan.rival_rounds:
         try:
-            package = nvrx()
-            makes["nvrx"] = lambda path: Nvrx(path, package)
+            package = installed(NVRX)
+            makes["nvrx"] = lambda path: Nvrx(path, SAVING, [package])
         except RivalMissing as missing:
             reason = str(missing)
     found: dict[str, list[Restart]] = {name: [] for name in makes}
@@ -161,7 +162,7 @@ def phases(job: Everstep, before: int, killed_ns: int) -> dict[str, float]:
     # The controller counts from the wall clock at its start by the monotonic clock.
     ahead_s = time.time() - time.monotonic()
     noticed = stopped = 0.0
-    for record in journal(job):
+    for record in job.journal():
         if record.time - ahead_s < killed_ns / 1e9:
             continue
         if isinstance(record.event, RankExited) and not noticed:
@@ -178,10 +179,6 @@ def phases(job: Everstep, before: int, killed_ns: int) -> dict[str, float]:
     return {phase: end - start for (phase, end), start in zip(ends.items(), starts, strict=False)}
 
 
-def journal(job: Everstep) -> list[Record]:
-    return [entry.record for entry in Reader(job.job_directory / "journal" / RECORDS)]
-
-
 def latest(marks: list[Mark]) -> int:
     return max(mark.at_ns for mark in marks)
 
@@ -191,7 +188,7 @@ def latest(marks: list[Mark]) -> int:
 
 def alone(plan: Plan, directory: Path) -> list[Row]:
     """What it costs when nothing happens; then one of these jobs is restarted in a row."""
-    with Everstep(directory / "s", save=True) as saving:
+    with Everstep(directory / "s", SAVING) as saving:
         saving.wait_steps(0, SETTLED)
         saving.pause()
         rows = undisturbed(plan, directory, saving)
@@ -218,7 +215,7 @@ def in_a_row(plan: Plan, job: Job) -> list[Row]:
 
 def undisturbed(plan: Plan, directory: Path, saving: Job) -> list[Row]:
     """Step time of three jobs that take turns: torchrun, everstep, everstep with saves."""
-    jobs = [Torchrun(directory / "t", save=False), Everstep(directory / "e", save=False)]
+    jobs = [Torchrun(directory / "t", PLAIN), Everstep(directory / "e", PLAIN)]
     with ExitStack() as stack:
         for job in jobs:
             stack.enter_context(job)

@@ -9,7 +9,6 @@ which point, by the monotonic clock that all processes of a host share. The modu
 
 from __future__ import annotations
 
-import os
 import time
 
 BEGUN_NS = time.monotonic_ns()
@@ -22,22 +21,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 import everstep
 from data import Batches, stdlib_text
+from marks import Marks
 from model import GPT
 
 SEQ = 64
-
-
-class Marks:
-    """Lines "RESTART PID EVENT STEP NANOSECONDS" in a file of this rank, one write each."""
-
-    def __init__(self, directory: str) -> None:
-        path = f"{directory}/rank-{os.environ['RANK']}"
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        self._who = f"{os.environ['TORCHELASTIC_RESTART_COUNT']} {os.getpid()}"
-
-    def write(self, event: str, step: int = -1, at_ns: int | None = None) -> None:
-        at_ns = time.monotonic_ns() if at_ns is None else at_ns
-        os.write(self._file, f"{self._who} {event} {step} {at_ns}\n".encode())
 
 
 def main() -> None:

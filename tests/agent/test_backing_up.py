@@ -83,13 +83,14 @@ class Host:
         self.ranks = [Rank(2 * node_rank), Rank(2 * node_rank + 1)]
         self.node_rank = NodeRank(node_rank)
         self.running = True
+        self.communicating = False
         self.shards = self.agent()
         self._writers: dict[Rank, ShardWriter] = {}
 
     def agent(self, port: int = 0) -> Shards:
         """What a new agent process of this machine has."""
         saves = Saves(self.here.shm, lambda: self.running)
-        self.shards = Shards(self.here, saves, lambda: 0.25, port)
+        self.shards = Shards(self.here, saves, lambda: 0.25, port, lambda: self.communicating)
         self.shards.open(Generation(0))
         return self.shards
 
@@ -121,7 +122,7 @@ class Host:
         setup = self.here.setup
         return Peer(rank=rank, machine=setup.machine, address=setup.address, port=self.shards.port)
 
-    def order(self, step: int, to: Host, safe: int = NO_STEP) -> BackUpStep:
+    def order(self, step: int, to: Host, safe: int = NO_STEP, spread_s: float = 0.0) -> BackUpStep:
         return BackUpStep(
             id=f"b{step}",
             cause="test",
@@ -131,6 +132,7 @@ class Host:
             step=Step(step),
             safe=Step(safe),
             peers=tuple(to.peer(rank) for rank in self.ranks),
+            spread_s=spread_s,
         )
 
     def back_up(self, step: int, to: Host, safe: int = NO_STEP) -> StepBackedUp | BackupFailed:
@@ -298,6 +300,20 @@ def test_a_newer_order_replaces_one_that_waits(pair: tuple[Host, Host]) -> None:
     m0.save(20)
     assert isinstance(asyncio.run(replace()), StepBackedUp)
     assert m0.pins() == Pins(backup=Step(20), safe=Step(10))
+
+
+def test_a_backup_yields_to_ranks_that_communicate_but_not_for_ever(
+    pair: tuple[Host, Host],
+) -> None:
+    m0, m1 = pair
+    m0.save(10)
+    m0.communicating = True
+    answer = asyncio.run(m0.shards.back_up(m0.order(10, to=m1, spread_s=0.1)))
+    assert isinstance(answer, StepBackedUp)
+    assert answer.took_s >= 0.1
+    m0.save(20)
+    hurried = m0.back_up(20, to=m1)
+    assert isinstance(hurried, StepBackedUp)
 
 
 def test_a_backup_is_not_waited_for_beyond_its_time(

@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import torch
 from everstep import attach
 from everstep.model import NO_GENERATION, Rank
 from everstep.trainer.context import VARIABLE
-from everstep.trainer.heartbeat import Heartbeat, Phase, SlotWriter
+from everstep.trainer.heartbeat import Heartbeat, Phase, SlotReader, SlotWriter
 from everstep.trainer.metrics import Metrics, Scalar
 from everstep.trainer.notices import NoticeKind, Notices
 from everstep.trainer.run import Run
@@ -286,3 +287,34 @@ def test_notices_without_an_agent_are_no_trouble(tmp_path: Path) -> None:
         once.bind(str(gone))
     for path in (gone, tmp_path / "never.sock"):
         Notices(path, Rank(0), NO_GENERATION).send(NoticeKind.ADVICE, "anyone?")
+
+
+def test_a_rank_says_since_when_it_communicates(here: Surroundings) -> None:
+    reader = SlotReader(here.shm / "heartbeat", 1)
+    run = here.run()
+    steps = run.steps()
+    next(steps)
+    assert reader.communicating_since() == [0]
+    before = time.monotonic_ns()
+    with run.communicating():
+        (since,) = reader.communicating_since()
+        assert before <= since <= time.monotonic_ns()
+        with run.communicating():
+            next(steps)  # a slot may be written meanwhile
+            assert reader.communicating_since() == [since]
+        assert reader.communicating_since() == [since]
+    assert reader.communicating_since() == [0]
+
+    with pytest.raises(ValueError, match="of the script"), run.communicating():
+        raise ValueError("of the script")
+    assert reader.communicating_since() == [0]
+
+    run.communicating().__enter__()  # and is killed in the middle
+    assert reader.communicating_since() != [0]
+    here.run(generation=2)
+    assert reader.communicating_since() == [0]
+
+
+def test_outside_everstep_communicating_is_nothing() -> None:
+    with detached().communicating():
+        pass

@@ -48,13 +48,20 @@ class BackingUp:
     """The owner's side of backups on this machine."""
 
     def __init__(
-        self, here: ThisMachine, saves: Saves, client: Client, step_s: Callable[[], Seconds | None]
+        self,
+        here: ThisMachine,
+        saves: Saves,
+        client: Client,
+        step_s: Callable[[], Seconds | None],
+        busy: Callable[[], bool],
     ) -> None:
-        """`step_s`: recent time per step, if known; for what people are told."""
+        """`step_s`: recent time per step, if known; for what people are told. While a rank here is
+        `busy` communicating, sending yields, for as long as it is to be spread over and no more."""
         self._here = here
         self._saves = saves
         self._client = client
         self._step_s = step_s
+        self._busy = busy
         self._crew = Crew(here.setup.nproc_per_node)
         self._maps = slots.Maps()
         self._told_bytes = 0
@@ -119,7 +126,7 @@ class BackingUp:
         """The bytes of this backup over the time that the controller gives it."""
         total = sum(self._payload_bytes(peer.rank, order.step) for peer in order.peers)
         most = self._here.spec.checkpoint.backup_bytes_per_s
-        return TokenBucket(rate_for(total, order.spread_s, most))
+        return TokenBucket(rate_for(total, order.spread_s, most), self._busy, order.spread_s)
 
     def _sending(self, order: BackUpStep, peer: Peer, way: Way) -> Callable[[], int]:
         def send() -> int:

@@ -80,6 +80,10 @@ class Progress:
             loss=_first_number(beat.loss for beat in beats),
         )
 
+    def communicating(self) -> bool:
+        """Whether any rank here says that it exchanges data with others. Any thread may ask."""
+        return self._reader is not None and any(self._reader.communicating_since())
+
     def pause_s(self, seen: SlotsRead | None, running_for_s: Seconds) -> Seconds:
         """Until the next look."""
         awaited = seen is None or seen.slowest == NO_STEP

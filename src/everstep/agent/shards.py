@@ -30,16 +30,22 @@ class Shards:
     """Of one agent. Without backups in the job there is no server, and the port is 0."""
 
     def __init__(
-        self, here: ThisMachine, saves: Saves, step_s: Callable[[], Seconds | None], port: int
+        self,
+        here: ThisMachine,
+        saves: Saves,
+        step_s: Callable[[], Seconds | None],
+        port: int,
+        busy: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`port`: where a former agent of this machine listened, 0 for none. Raises OSError."""
+        """`port`: where a former agent of this machine listened, 0 for none; `busy`: whether a rank
+        communicates, so that backups yield. Raises OSError."""
         token = here.job.token.read_bytes().strip() if here.spec.backs_up else b""
         me = Identity(token, here.spec.uid, here.setup.machine)
         client = Client(me)
         self._directory = here.spec.checkpoint.directory
         self._kept = Kept(here.shm)
         self._desk = Desk(me, self._kept)
-        self._backing_up = BackingUp(here, saves, client, step_s)
+        self._backing_up = BackingUp(here, saves, client, step_s, busy)
         self._fetching = Fetching(here, client)
         self._server: ShardServer | None = None
         self.address = here.setup.address

@@ -81,7 +81,7 @@ class AgentShell:
             output=Output(here),
             port=StorePort(),
             persisting=Persisting(here, saves),
-            shards=Shards(here, saves, self._step_s, memory.shard_port),
+            shards=Shards(here, saves, self._step_s, memory.shard_port, progress.communicating),
             link=ControllerLink(here, self._id, memory.term, self),
         )
 

@@ -8,6 +8,9 @@ A seqlock keeps readers from acting on half a record: the writer makes the numbe
 writes the body, then writes the even number at the back and at the front. A reader that sees two
 different or odd numbers has read a torn record and keeps the value it had. A writer killed in the
 middle leaves the slot torn for ever, which is right: its last whole value is the truth about it.
+
+One word lies outside of that, since it changes many times per step: the time since when the rank
+communicates. A word is stored at once.
 """
 
 from __future__ import annotations
@@ -26,7 +29,8 @@ _FRONT = struct.Struct("Q")  # native: one machine word, so never half of a numb
 _BODY = struct.Struct("<IIqiiQqIIQddddQd")
 _BODY_AT = 8
 _BACK_AT = SLOT_BYTES - 8
-assert _BODY_AT + _BODY.size <= _BACK_AT
+_COMMUNICATING_AT = _BACK_AT - 8
+assert _BODY_AT + _BODY.size <= _COMMUNICATING_AT
 
 
 class Phase(IntEnum):
@@ -113,13 +117,21 @@ def unpack(slot: bytes) -> Heartbeat | None:
 
 
 class SlotWriter:
-    """The one writer of one slot. Creating a second one for the same slot continues its numbers."""
+    """The one writer of one slot. Creating a second one for the same slot continues its numbers.
+
+    Whatever was left by a former writer, this one does not communicate yet.
+    """
 
     def __init__(self, path: Path, index: int) -> None:
         self._map = _open(path, index + 1)
         self._at = index * SLOT_BYTES
         (front,) = _FRONT.unpack_from(self._map, self._at)
         self._number = front + front % 2
+        self.communicate(0)
+
+    def communicate(self, since_ns: int) -> None:
+        """Since when the rank communicates, by CLOCK_MONOTONIC; 0: it does not."""
+        _FRONT.pack_into(self._map, self._at + _COMMUNICATING_AT, since_ns)
 
     def write(self, beat: Heartbeat) -> None:
         at, number = self._at, self._number + 2
@@ -148,6 +160,14 @@ class SlotReader:
             if beat is not None:
                 self._last[index] = beat
         return list(self._last)
+
+    def communicating_since(self) -> list[int]:
+        """Of each slot, CLOCK_MONOTONIC in nanoseconds; 0 of ranks that do not communicate, or do
+        not say so. Any thread may ask."""
+        return [
+            _FRONT.unpack_from(self._map, index * SLOT_BYTES + _COMMUNICATING_AT)[0]
+            for index in range(len(self._last))
+        ]
 
     def close(self) -> None:
         self._map.close()

@@ -30,6 +30,10 @@ class Pulse:
         self._beat.phase = phase
         self._slot.write(self._beat)
 
+    def communicate(self, since_ns: int) -> None:
+        """0: no longer."""
+        self._slot.communicate(since_ns)
+
     def finish_step(self, step: Step, now_ns: int, metrics: Metrics, saved: Step) -> None:
         beat = self._beat
         beat.step = step

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from functools import partial
 from os import PathLike, fspath
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from everstep.model import NO_STEP, Step
 from everstep.trainer import groups
 from everstep.trainer.checkpoint import Checkpoint
+from everstep.trainer.communicating import Communicating
 from everstep.trainer.feature import Feature
 from everstep.trainer.heartbeat import Phase
 from everstep.trainer.metrics import Metrics
@@ -46,6 +48,7 @@ class Run:
         self._looping = False
         self.mesh: Any = None
         """The device mesh that the script gave to attach()."""
+        self._communicating = Communicating(self._mark)
         self._layout = Feature("everstep's look at process groups is", NoticeKind.ADVICE, notices)
         if place is None:
             self._layout.on = False
@@ -110,6 +113,14 @@ class Run:
             None,
         )
 
+    def communicating(self) -> AbstractContextManager[None]:
+        """`with run.communicating():` around what exchanges data with other ranks.
+
+        Backups to other machines then yield the network to it, within bounds. Two stores to memory;
+        may be nested, and used by several threads.
+        """
+        return self._communicating
+
     def checkpoint(
         self,
         state: Mapping[str, Stateful],
@@ -173,6 +184,10 @@ class Run:
         if self._pulse is not None:
             saved = NO_STEP if self._checkpoint is None else self._checkpoint.saved_step
             self._pulse.finish_step(step, now_ns, self._metrics, saved)
+
+    def _mark(self, since_ns: int) -> None:
+        if self._pulse is not None:
+            self._reports.attempt(partial(self._pulse.communicate, since_ns), None)
 
     def _tell_groups(self) -> None:
         """Once, before the first step is in the slot: the agent looks for it then."""

@@ -56,7 +56,8 @@ class BackingUp:
         busy: Callable[[], bool],
     ) -> None:
         """`step_s`: recent time per step, if known; for what people are told. While a rank here is
-        `busy` communicating, sending yields, for as long as it is to be spread over and no more."""
+        `busy` communicating, sending yields, for as long as it is to be spread over and no more.
+        """
         self._here = here
         self._saves = saves
         self._client = client

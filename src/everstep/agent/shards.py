@@ -38,7 +38,8 @@ class Shards:
         busy: Callable[[], bool] = lambda: False,
     ) -> None:
         """`port`: where a former agent of this machine listened, 0 for none; `busy`: whether a rank
-        communicates, so that backups yield. Raises OSError."""
+        communicates, so that backups yield. Raises OSError.
+        """
         token = here.job.token.read_bytes().strip() if here.spec.backs_up else b""
         me = Identity(token, here.spec.uid, here.setup.machine)
         client = Client(me)

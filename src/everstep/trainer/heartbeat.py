@@ -163,7 +163,8 @@ class SlotReader:
 
     def communicating_since(self) -> list[int]:
         """Of each slot, CLOCK_MONOTONIC in nanoseconds; 0 of ranks that do not communicate, or do
-        not say so. Any thread may ask."""
+        not say so. Any thread may ask.
+        """
         return [
             _FRONT.unpack_from(self._map, index * SLOT_BYTES + _COMMUNICATING_AT)[0]
             for index in range(len(self._last))

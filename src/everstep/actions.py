@@ -13,6 +13,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 from everstep.model import (
+    NO_STEP,
     Fault,
     Generation,
     MachineId,
@@ -77,6 +78,11 @@ class PersistStep(Imperative, frozen=True, kw_only=True):
     generation: Generation
     """The generation that computes this step: a copy of another one is not the copy meant."""
     step: Step
+    local_disk: bool = False
+    """True: on the machine's own disk, for its own ranks. False: where all machines read it."""
+    safe: Step = NO_STEP
+    """For the local disk: the newest step that lies on the local disks of all machines. It is kept
+    beside the new one, and nothing else is."""
 
 
 class BackUpStep(Imperative, frozen=True, kw_only=True):

@@ -97,6 +97,8 @@ class MachineJoined(Fact, frozen=True, kw_only=True):
     copies: tuple[Copy, ...] = ()
     backups: tuple[Copy, ...] = ()
     """Complete shards of other machines' ranks that this machine keeps for them."""
+    local_disk: tuple[Copy, ...] = ()
+    """Complete shards on this machine's own disk, whoever ran here when they were written."""
     shard_port: int = 0
     """Where its agent takes and gives shards; 0: it does not."""
     shard_address: str = ""
@@ -144,7 +146,8 @@ class RanksStopped(Fact, frozen=True, kw_only=True):
     copies: tuple[Copy, ...] = ()
     """The complete checkpoints in this machine's memory."""
     backups: tuple[Copy, ...] = ()
-    """As in MachineJoined."""
+    """As in MachineJoined, and so is the next."""
+    local_disk: tuple[Copy, ...] = ()
     finished: Step = NO_STEP
     """Newest step that all ranks here had finished when they were stopped; NO_STEP if unknown."""
     finished_age_s: Seconds = 0.0

@@ -48,13 +48,33 @@ class Value(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Fal
     """Base of every immutable record. Unknown fields are ignored: a peer may be one version on."""
 
 
+class Every(Value, frozen=True, kw_only=True):
+    """How often something is done: by steps or by time, never by both. Neither: never."""
+
+    steps: int = 0
+    seconds: Seconds = 0.0
+
+    @property
+    def never(self) -> bool:
+        return not self.steps and not self.seconds
+
+    def __str__(self) -> str:
+        return f"every {self.steps} steps" if self.steps else f"every {self.seconds:g} s"
+
+
 class CheckpointSpec(Value, frozen=True, kw_only=True):
-    """How often the disk tier keeps a step, and where."""
+    """How often steps are copied out of memory, and to where."""
 
     directory: str
-    """Absolute path. On several hosts it must lie on a file system that all of them share."""
-    disk_every: int = 100
-    """Steps between two disk copies: what the loss of a machine may cost. 0 turns it off."""
+    """Absolute path, or a URL for fsspec. On several hosts it must lie where all reach it."""
+    disk_every: Every = Every(steps=100)
+    """Between two copies there: what the loss of an owner with its peer may cost."""
+    local_directory: str = ""
+    """Absolute path on each machine's own disk, where its own shards are copied to as well; empty:
+    nowhere."""
+    local_disk_every: Every = Every(seconds=600.0)
+    """Between two copies there: what may be lost when all memory is, at once. By default rarely:
+    each copy writes all state of a machine, and the cells of a disk wear out."""
     backup: bool = True
     """Keep every shard in the memory of a second machine too (jobs of one machine have none)."""
     backup_every: int = 10

@@ -19,6 +19,8 @@
       heartbeat                    one 128-byte slot per local rank
       rank-R/                      checkpoint slots of rank R, and its control words
       backup/rank-R/               slots with the backups of rank R of another machine
+    LOCAL/everstep-JOB-UID/        the machine's own disk, if --local-checkpoint-dir says where
+      step-N/rank-R.shard          a copy of rank R's slot of step N
 
 Unix socket paths are limited to 107 bytes; the sockets therefore have a short path of their own
 under `socket_dir` when the state directory is deep (see MachinePaths.launcher_socket).
@@ -29,7 +31,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from everstep.model import Generation, JobId, MachineId, Rank, Value
+from everstep.model import Generation, JobId, JobSpec, MachineId, Rank, Value
 
 SOCKET_PATH_MAX = 107
 """Bytes of sun_path on Linux without its closing zero (unix(7))."""
@@ -129,6 +131,16 @@ def socket_path(directory: Path, name: str) -> Path:
 def shm_dir(job: JobId, uid: str, machine: MachineId) -> Path:
     """Directory of all shared memory of one machine of one job."""
     return SHM_ROOT / f"everstep-{job}-{uid}-{machine}"
+
+
+def local_disk_dir(directory: str, spec: JobSpec, machine: MachineId) -> Path:
+    """Where one machine of one job keeps shards below --local-checkpoint-dir.
+
+    A host that comes back after a reboot has a new name as a machine and finds what it wrote
+    before; stand-ins share a host and must not share this.
+    """
+    name = f"everstep-{spec.job}-{spec.uid}"
+    return Path(directory) / (f"{name}-{machine}" if spec.local else name)
 
 
 def rank_shm(shm: Path, rank: Rank) -> Path:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from everstep.actions import PersistStep
+from everstep.agent.own_disk import OwnDisk
 from everstep.agent.persist import Persisting
 from everstep.agent.saved import Saves
 from everstep.agent.this_machine import ThisMachine
@@ -31,7 +32,9 @@ class Disk:
         self.here = ThisMachine.read(job.machine.setup)
         self.directory = Path(spec.checkpoint.directory)
         self.running = True
-        self.persisting = Persisting(self.here, Saves(self.here.shm, lambda: self.running))
+        self.persisting = Persisting(
+            self.here, Saves(self.here.shm, lambda: self.running), OwnDisk(self.here)
+        )
         self._writers = {
             rank: ShardWriter(self.here.shm, Writer(rank=rank, world_size=2, generation=GENERATION))
             for rank in RANKS

@@ -153,7 +153,7 @@ def test_ranks_that_ended_before_their_start_was_answered_are_not_waited_for() -
     assert any(isinstance(a, BeginGeneration) for a in actions)
 
 
-def test_a_failed_disk_copy_is_given_up_and_another_step_is_chosen() -> None:
+def test_a_failed_disk_copy_is_tried_again_after_a_while_with_another_step() -> None:
     transcript = Transcript()
     transcript.run(RUNNING + "> 4 progress 0\n")
     core = transcript.core
@@ -163,7 +163,9 @@ def test_a_failed_disk_copy_is_given_up_and_another_step_is_chosen() -> None:
     )
     assert core.handle(failed, 5.0) == []
     transcript.run("> 6 persisted m1\n> 7 progress 12\n")
-    assert transcript.order(PersistStep, MachineId("m0")).step == 20
+    assert not [a for a in core.outstanding(MachineId("m0")) if isinstance(a, PersistStep)]
+    transcript.run("> 36 progress 40\n")
+    assert transcript.order(PersistStep, MachineId("m0")).step == 45
 
 
 def test_a_machine_that_cannot_start_its_ranks_is_tried_again() -> None:

@@ -67,21 +67,44 @@ def test_own_memory_comes_before_a_peer_and_a_peer_before_the_disk() -> None:
     assert (choice.local, choice.fetch, choice.disk) == (1, ((1, M2),), 1)
 
 
+def test_a_machines_own_disk_comes_after_peers_and_before_what_all_share() -> None:
+    copies = Copies(
+        local=(copy(0, 8),),
+        backups=((M2, copy(1, 8)),),
+        local_disk=(copy(0, 8), copy(1, 8), copy(2, 8)),
+        published=(published(8),),
+    )
+    choice = choose([Rank(rank) for rank in range(4)], copies)
+    assert (choice.local, choice.fetch, choice.local_disk, choice.disk) == (1, ((1, M2),), 1, 1)
+    where = "1 in memory, 1 in a peer's memory, 1 on the machine's own disk, 1 on disk"
+    assert choice.why.endswith(where)
+
+
+def test_machines_own_disks_are_enough_if_all_have_the_step() -> None:
+    disks = (copy(0, 5), copy(1, 5), copy(0, 9), copy(1, 9, 2))
+    choice = choose(RANKS, Copies(local_disk=disks))
+    assert (choice.copy, choice.local_disk) == (published(5), 2)
+
+
 Held = tuple[int, int, int]
 HELD = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 5), st.integers(1, 2)), max_size=15)
 
 
-@given(HELD, HELD, st.lists(st.tuples(st.integers(0, 5), st.integers(1, 2)), max_size=2))
+@given(HELD, HELD, HELD, st.lists(st.tuples(st.integers(0, 5), st.integers(1, 2)), max_size=2))
 def test_the_choice_is_complete_and_nothing_newer_is(
-    held: list[Held], kept: list[Held], on_disk: list[tuple[int, int]]
+    held: list[Held],
+    kept: list[Held],
+    stored: list[Held],
+    on_disk: list[tuple[int, int]],
 ) -> None:
     ranks = [Rank(0), Rank(1), Rank(2)]
     copies = Copies(
         local=tuple(copy(*entry) for entry in held),
         backups=tuple((M2, copy(*entry)) for entry in kept),
+        local_disk=tuple(copy(*entry) for entry in stored),
         published=tuple(published(*entry) for entry in on_disk),
     )
-    anywhere = {*copies.local, *(backup for _, backup in copies.backups)}
+    anywhere = {*copies.local, *(each for _, each in copies.backups), *copies.local_disk}
 
     def complete(step: int, generation: int) -> bool:
         everywhere = all(copy(rank, step, generation) in anywhere for rank in ranks)
@@ -91,5 +114,6 @@ def test_the_choice_is_complete_and_nothing_newer_is(
     candidates = [pair for pair in itertools.product(range(6), (1, 2)) if complete(*pair)]
     assert (choice.copy.step, choice.copy.generation) == max(candidates, default=(-1, 0))
     if choice.copy.step > NO_STEP:
-        assert choice.local + len(choice.fetch) + choice.disk == len(ranks)
+        near = choice.local + len(choice.fetch) + choice.local_disk
+        assert near + choice.disk == len(ranks)
         assert choice.disk == 0 or choice.copy in copies.published

@@ -18,7 +18,7 @@ from everstep.cluster.keepers import SETUP_NAME, controller_keeper, start_keeper
 from everstep.controller.views import IncidentsView, MachineView, StatusView
 from everstep.core.state import Phase
 from everstep.files import FileUnreadable, read_json, write_atomically
-from everstep.model import CheckpointSpec, JobId, JobSpec, MachineId, PolicySpec
+from everstep.model import CheckpointSpec, Every, JobId, JobSpec, MachineId, PolicySpec
 from everstep.paths import Endpoint, JobPaths, JobResult
 from everstep.processes import Process, alive, command_line, everyone, read_pid_file
 
@@ -158,7 +158,7 @@ def job(
         nproc_per_node=1,
         standbys=standbys,
         local=True,
-        checkpoint=CheckpointSpec(directory=str(root / "checkpoints"), disk_every=0),
+        checkpoint=CheckpointSpec(directory=str(root / "checkpoints"), disk_every=Every()),
         policy=policy or PolicySpec(),
     )
     paths = JobPaths(root / "jobs", name)

@@ -22,6 +22,7 @@ from everstep.journal.records import Reader
 from everstep.model import (
     CheckpointSpec,
     Copy,
+    Every,
     ExitStatus,
     Generation,
     JobId,
@@ -40,7 +41,7 @@ SPEC = JobSpec(
     working_dir="/",
     nnodes=2,
     nproc_per_node=1,
-    checkpoint=CheckpointSpec(directory="/checkpoints", disk_every=0),
+    checkpoint=CheckpointSpec(directory="/checkpoints", disk_every=Every()),
 )
 
 

@@ -61,6 +61,7 @@ from everstep.journal import Journal, replay, take_term
 from everstep.model import (
     CheckpointSpec,
     Copy,
+    Every,
     ExitStatus,
     Fault,
     Generation,
@@ -150,7 +151,7 @@ class CoreUnderFire(RuleBasedStateMachine):
             nproc_per_node=nproc,
             standbys=standbys,
             checkpoint=CheckpointSpec(
-                directory="/checkpoints", disk_every=disk_every, backup_every=3
+                directory="/checkpoints", disk_every=Every(steps=disk_every), backup_every=3
             ),
             policy=PolicySpec(recoveries_max=recoveries_max, silent_s=20.0, end_within_s=8.0),
         )

@@ -4,8 +4,8 @@ A line `> TIME FACT [MACHINE...] [key=value...]` tells the core one fact per nam
 lines below it are what the core decided, in order. Facts are event names, or one of these short
 forms, which answer the newest outstanding order of that kind:
 
-    stopped M.. [finished=S] [copies=S,S..] [backups=R:S,R:S..]   RanksStopped; copies of every
-        rank of its position, backups of rank R's step S
+    stopped M.. [finished=S] [copies=S,S..] [backups=R:S,R:S..] [disk=S,S..]   RanksStopped; copies
+        of every rank of its position in memory and on its own disk, backups of rank R's step S
     started M.. | persisted M.. | backed_up M.. | released M.. | published | requested
     progress S [fastest=S] [step_s=T]          StepProgress of the current generation
     groups [mesh=NAME:STRIDE:SIZE,..] [process=NAME:STRIDE:SIZE,..]   GroupsSeen of it
@@ -48,6 +48,7 @@ from everstep.events import (
 from everstep.model import (
     CheckpointSpec,
     Copy,
+    Every,
     Generation,
     GroupShape,
     JobId,
@@ -130,6 +131,7 @@ def show(action: ControllerAction) -> str:
         f"{name}={value}"
         for name in action.__struct_fields__
         if name not in HIDDEN and len(str(value := getattr(action, name))) < LONG
+        if value is not False
     ]
     return f"  {type(action).__name__} {' '.join(shown)}".rstrip() + f" -- {action.why}"
 
@@ -139,6 +141,11 @@ def _value(text: str) -> Any:
         return msgspec.json.decode(text)
     except msgspec.DecodeError:
         return text
+
+
+def _every(text: str) -> Every:
+    """Steps, or seconds with an s."""
+    return Every(seconds=float(text[:-1])) if text.endswith("s") else Every(steps=int(text))
 
 
 def _job(run: Transcript, names: list[str], fields: dict[str, str]) -> Iterator[ControllerEvent]:
@@ -153,7 +160,10 @@ def _job(run: Transcript, names: list[str], fields: dict[str, str]) -> Iterator[
         nproc_per_node=nproc,
         standbys=int(fields.get("standbys", "0")),
         checkpoint=CheckpointSpec(
-            directory="/checkpoints", disk_every=int(fields.get("disk_every", "0"))
+            directory="/checkpoints",
+            disk_every=_every(fields.get("disk_every", "0")),
+            local_directory="/local" if "local_disk_every" in fields else "",
+            local_disk_every=_every(fields.get("local_disk_every", "0")),
         ),
         layout=read_layout(fields["layout"], nnodes, nproc) if "layout" in fields else None,
     )
@@ -185,7 +195,10 @@ def _join(run: Transcript, names: list[str], fields: dict[str, str]) -> Iterator
 def _stopped(
     run: Transcript, names: list[str], fields: dict[str, str]
 ) -> Iterator[ControllerEvent]:
-    steps = [int(text) for text in fields.get("copies", "").split(",") if text]
+    steps, on_disk = (
+        [int(text) for text in fields.get(name, "").split(",") if text]
+        for name in ("copies", "disk")
+    )
     state = run.core.state
     kept = [word.split(":") for word in fields.get("backups", "").split(",") if word]
     computed = Generation(int(fields.get("computed", state.generation - 1)))
@@ -202,6 +215,11 @@ def _stopped(
                 Copy(rank=Rank(rank), step=Step(step), generation=computed)
                 for rank in ranks
                 for step in steps
+            ),
+            local_disk=tuple(
+                Copy(rank=Rank(rank), step=Step(step), generation=computed)
+                for rank in ranks
+                for step in on_disk
             ),
             backups=tuple(
                 Copy(rank=Rank(int(rank)), step=Step(int(step)), generation=computed)
@@ -223,8 +241,9 @@ def _persisted(
     run: Transcript, names: list[str], fields: dict[str, str]
 ) -> Iterator[ControllerEvent]:
     for name in names:
-        order = run.order(PersistStep, MachineId(name))
-        yield StepPersisted(machine=MachineId(name), action=order.id, step=order.step)
+        for order in run.core.outstanding(MachineId(name)):
+            if isinstance(order, PersistStep):
+                yield StepPersisted(machine=MachineId(name), action=order.id, step=order.step)
 
 
 def _backed_up(

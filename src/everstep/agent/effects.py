@@ -21,6 +21,7 @@ from everstep.agent.link import ControllerLink
 from everstep.agent.log import say
 from everstep.agent.memory import Memory
 from everstep.agent.output import Output
+from everstep.agent.own_disk import OwnDisk
 from everstep.agent.persist import Persisting
 from everstep.agent.port import PortTaken, StorePort
 from everstep.agent.progress import Progress
@@ -72,6 +73,7 @@ class Hands(NamedTuple):
     output: Output
     port: StorePort
     persisting: Persisting
+    own_disk: OwnDisk
     shards: Shards
     link: ControllerLink
 
@@ -176,7 +178,9 @@ class Effects:
         for rank in ranks:
             slots.drop_newer(self._here.shm, rank, order.restore)
             paths.error_file(order.generation, rank).unlink(missing_ok=True)
-        await hands.shards.make_ready(order, ranks, self.policy.fetch_within_s)
+        await hands.own_disk.drop_newer(order.restore)
+        within_s, own_disk = self.policy.fetch_within_s, hands.own_disk.copies
+        await hands.shards.make_ready(order, ranks, within_s, own_disk)
         paths.rank_log(order.generation, ranks[0]).parent.mkdir(0o700, parents=True, exist_ok=True)
         hands.output.follow(order.generation, ranks, {})
         request = fork_request(self._here, order, hands.memory.term, os.environ)
@@ -199,6 +203,7 @@ class Effects:
             self._post(RanksRemain(action=action.id, generation=action.generation, pids=pids))
             return
         await hands.shards.idle()
+        await hands.own_disk.look()
         finished = hands.progress.finished(action.generation, time.monotonic_ns())
         self._post(
             RanksGone(
@@ -207,6 +212,7 @@ class Effects:
                 store_port=hands.port.reserve_fresh(),
                 copies=self.copies(),
                 backups=hands.shards.backups(),
+                local_disk=hands.own_disk.copies,
                 finished=finished.step,
                 finished_age_s=finished.age_s,
             )
@@ -227,6 +233,7 @@ class Effects:
         left = await hands.ending.prove_gone(ALL, Deadlines(0.0, self.policy.gone_within_s))
         hands.shards.close()
         slots.remove_all(self._here.shm)
+        hands.own_disk.remove_all()
         if left:
             say(f"processes that do not end: {left}; the keeper goes on trying")
         else:

@@ -98,6 +98,7 @@ def _attach(here: ThisMachine, order: StartRanks, rank: Rank, term: Term) -> dic
         notice_socket=str(here.paths.notice_socket),
         restore=order.restore,
         restore_generation=order.restore_generation,
+        local_disk=str(here.local_disk or ""),
         checkpoint_dir=spec.checkpoint.directory,
         backups=spec.backs_up,
     )

@@ -7,7 +7,7 @@ hung peer costs a thread and no more.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from everstep.actions import BackUpStep, StartRanks
 from everstep.agent.backing_up import BackingUp
@@ -77,16 +77,23 @@ class Shards:
     async def back_up(self, order: BackUpStep) -> StepBackedUp | BackupFailed:
         return await self._backing_up.back_up(order)
 
-    async def make_ready(self, order: StartRanks, ranks: list[Rank], within_s: Seconds) -> None:
+    async def make_ready(
+        self,
+        order: StartRanks,
+        ranks: list[Rank],
+        within_s: Seconds,
+        own_disk: Collection[Copy] = (),
+    ) -> None:
         """Before ranks start: forget what is newer than they restore, fetch what is not here.
 
-        Raises NotFetched or OSError.
+        `own_disk` is what the ranks find on this machine's disk. Raises NotFetched or OSError.
         """
         self._kept.drop_newer(order.restore)
         try:
             await self._fetching.fetch(order, within_s)
         except NotFetched as error:
-            if not await self._published(order):
+            wanted = {_copy(order, peer.rank) for peer in order.fetch}
+            if not wanted.issubset(own_disk) and not await self._published(order):
                 raise
             say(f"{error}; the ranks read it from disk instead")
         if self._server is not None:
@@ -111,6 +118,10 @@ class Shards:
         self._backing_up.close()
         if self._server is not None:
             self._server.close()
+
+
+def _copy(order: StartRanks, rank: Rank) -> Copy:
+    return Copy(rank=rank, step=order.restore, generation=order.restore_generation)
 
 
 def _address(here: ThisMachine) -> str:

@@ -23,6 +23,7 @@ from everstep.agent.log import say
 from everstep.agent.memory import MemoryFile
 from everstep.agent.notices import listen
 from everstep.agent.output import Output
+from everstep.agent.own_disk import OwnDisk
 from everstep.agent.persist import Persisting
 from everstep.agent.port import PortTaken, StorePort
 from everstep.agent.progress import Progress
@@ -70,6 +71,7 @@ class AgentShell:
         ranks = RankWatch(here, self._rank_exited, self._tasks.create_task)
         progress = Progress(here.heartbeat, here.setup.nproc_per_node)
         saves = Saves(here.shm, lambda: bool(ranks.running))
+        own_disk = OwnDisk(here)
         launching = Launching(here.paths.launcher_socket, here.paths.pid_file("launcher"))
         return Hands(
             here=here,
@@ -80,7 +82,8 @@ class AgentShell:
             progress=progress,
             output=Output(here),
             port=StorePort(),
-            persisting=Persisting(here, saves),
+            persisting=Persisting(here, saves, own_disk),
+            own_disk=own_disk,
             shards=Shards(here, saves, self._step_s, memory.shard_port, progress.communicating),
             link=ControllerLink(here, self._id, memory.term, self),
         )
@@ -89,6 +92,7 @@ class AgentShell:
         """The loop: take a fact, decide, remember, act. Ends only with the process."""
         # A former agent's fork may be under way: only its ranks' slots tell of it.
         await self._hands.launching.settle()
+        await self._hands.own_disk.look()
         self._adopt()
         await listen(self._here.paths.notice_socket, self._look_now.set)
         for watching in (self._hands.link.run(), self._look_at_slots(), self._follow_output()):
@@ -168,6 +172,7 @@ class AgentShell:
                 ranks=tuple(self._core.ranks.values()),
                 copies=self._effects.copies(),
                 backups=self._hands.shards.backups(),
+                local_disk=self._hands.own_disk.copies,
                 shard_port=self._hands.shards.port,
                 shard_address=self._hands.shards.address,
                 node_rank=None if setup.node_rank is None else NodeRank(setup.node_rank),

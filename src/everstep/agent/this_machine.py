@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from everstep.files import read_json
 from everstep.model import JobId, JobSpec, NodeRank, Rank
-from everstep.paths import JobPaths, MachinePaths, MachineSetup, shm_dir
+from everstep.paths import JobPaths, MachinePaths, MachineSetup, local_disk_dir, shm_dir
 
 
 class ThisMachine(NamedTuple):
@@ -35,6 +35,12 @@ class ThisMachine(NamedTuple):
             paths=MachinePaths(machine_json.parent),
             shm=shm_dir(setup.job, setup.uid, setup.machine),
         )
+
+    @property
+    def local_disk(self) -> Path | None:
+        """Where its ranks' shards lie on its own disk; None: nowhere."""
+        directory = self.spec.checkpoint.local_directory
+        return local_disk_dir(directory, self.spec, self.setup.machine) if directory else None
 
     @property
     def heartbeat(self) -> Path:

@@ -16,6 +16,7 @@ import os
 import re
 import shutil
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -68,13 +69,27 @@ def persist(shm: Path, rank: Rank, step: Step, directory: Path) -> Path:
     is restored.
     """
     shard = slots.find(shm, Expected(step=step, rank=rank))
-    path = shard_path(directory, step, rank)
     _withdraw_other(directory, step, shard.header.generation)
+    part = None if (directory / WHOLE).exists() else _cut(shard)
+    return copy_shard(shm, shard, directory, part, _go_on)
+
+
+def _go_on() -> None:
+    pass
+
+
+def copy_shard(
+    shm: Path, shard: Shard, directory: Path, part: Part | None, go_on: Callable[[], None]
+) -> Path:
+    """Write a slot's shard, or this part of it, below `directory`. Raises as persist() does.
+
+    `go_on` is called before every chunk, and may raise to end it: nothing is left then.
+    """
+    path = shard_path(directory, shard.header.step, shard.header.rank)
     _make_dir(path.parent)
     temporary = path.with_suffix(".tmp")
     try:
-        part = None if (directory / WHOLE).exists() else _cut(shard)
-        _write_shard(temporary, shard, part)
+        _write_shard(temporary, shard, part, go_on)
         _check_kept(shm, shard.header)
         temporary.rename(path)
     except BaseException:
@@ -103,7 +118,7 @@ def _cut(shard: Shard) -> Part | None:
         return None
 
 
-def _write_shard(path: Path, shard: Shard, part: Part | None) -> None:
+def _write_shard(path: Path, shard: Shard, part: Part | None, go_on: Callable[[], None]) -> None:
     """Write and fsync the file."""
     chunks = [shard.payload] if part is None else part.chunks
     size = sum(map(len, chunks))
@@ -113,6 +128,7 @@ def _write_shard(path: Path, shard: Shard, part: Part | None) -> None:
         file.write(b"\0" * PAGE)
         for piece in chunks:
             for at in range(0, len(piece), CHUNK_BYTES):
+                go_on()
                 chunk = piece[at : at + CHUNK_BYTES]
                 crc = zlib.crc32(chunk, crc)
                 _write_all(file.fileno(), chunk)
@@ -169,7 +185,7 @@ def _check_replicas(directory: Path, step: Step, world_size: int) -> tuple[tuple
     """The sets of ranks that wrote slices. Raises ShardBad if what they had was not the same."""
     heads = {}
     for rank in map(Rank, range(world_size)):
-        heads[rank] = slices.head_of(_open(directory, Expected(step=step, rank=rank)).payload)
+        heads[rank] = slices.head_of(open_file(directory, Expected(step=step, rank=rank)).payload)
     why = slices.differing(heads)
     if why is not None:
         _write_atomically(directory / WHOLE, f"step {step}: {why}\n".encode())
@@ -181,7 +197,7 @@ def _check_replicas(directory: Path, step: Step, world_size: int) -> tuple[tuple
 def published(directory: Path) -> list[Published]:
     """Complete steps, oldest first. Unreadable or incomplete ones do not count."""
     found = []
-    for step in _steps_on_disk(directory):
+    for step in steps_in(directory):
         place = step_dir(directory, step)
         manifest = _read_manifest(place)
         if manifest is not None and manifest.step == step and _sizes_match(place, manifest):
@@ -207,7 +223,7 @@ def _retain(directory: Path, keep: int) -> None:
     complete = [item.step for item in published(directory)]
     newest = complete[-1]
     kept = set(complete[-keep:])
-    for step in _steps_on_disk(directory):
+    for step in steps_in(directory):
         if step < newest and step not in kept:
             withdraw(directory, step)
             shutil.rmtree(step_dir(directory, step), ignore_errors=True)
@@ -226,15 +242,21 @@ def _sizes_match(place: Path, manifest: Manifest) -> bool:
 
 def _header_on_disk(path: Path, expected: Expected) -> Header:
     try:
-        with path.open("rb") as file:
-            header = shards.read_header(memoryview(file.read(PAGE)))
-            size = os.fstat(file.fileno()).st_size
+        header = header_of(path)
     except FileNotFoundError as error:
         raise ShardMissing(f"{path} is missing: step {expected.step} is not complete") from error
-    if header is None or size != PAGE + header.payload_bytes:
+    if header is None:
         raise ShardBad(f"{path} is truncated or no shard")
     shards.check_header(header, expected, str(path))
     return header
+
+
+def header_of(path: Path) -> Header | None:
+    """Of a whole file; None for any other. Raises OSError."""
+    with path.open("rb") as file:
+        header = shards.read_header(memoryview(file.read(PAGE)))
+        size = os.fstat(file.fileno()).st_size
+    return header if header is not None and size == PAGE + header.payload_bytes else None
 
 
 # --- the rank's side -----------------------------------------------------------------------------
@@ -243,7 +265,7 @@ def _header_on_disk(path: Path, expected: Expected) -> Header:
 def read(directory: Path, expected: Expected) -> Shard:
     """Open the rank's shard of a published step. Raises ShardMissing or ShardBad."""
     manifest_of(directory, expected.step)
-    shard = _open(directory, expected)
+    shard = open_file(directory, expected)
     if slices.head_of(shard.payload) is None:
         return shard
     shard.verify()
@@ -256,12 +278,13 @@ def read(directory: Path, expected: Expected) -> Shard:
             generation=header.generation,
             world_size=header.world_size,
         )
-        return _open(directory, wanted)
+        return open_file(directory, wanted)
 
     return slices.join(shard, open_other)
 
 
-def _open(directory: Path, expected: Expected) -> Shard:
+def open_file(directory: Path, expected: Expected) -> Shard:
+    """What the rank wrote, published or not. Raises ShardMissing or ShardBad."""
     path = shard_path(directory, expected.step, expected.rank)
     try:
         mapping = slots.map_private(path)
@@ -273,7 +296,8 @@ def _open(directory: Path, expected: Expected) -> Shard:
 # --- files ---------------------------------------------------------------------------------------
 
 
-def _steps_on_disk(directory: Path) -> list[Step]:
+def steps_in(directory: Path) -> list[Step]:
+    """Those that have a directory, oldest first."""
     try:
         names = [path.name for path in directory.iterdir()]
     except FileNotFoundError:

@@ -273,7 +273,22 @@ _OURS = (
         "A job that finds published steps there goes on from the newest. Default: in the job's "
         "directory, so that a new job starts anew.",
     ),
-    _ours("--disk-every", "N", "Steps between two copies to disk (default 100; 0: never)."),
+    _ours(
+        "--disk-every",
+        "N|TIME",
+        "Steps between two copies there, or time as 90s, 10m, 2h (default 100; 0: never).",
+    ),
+    _ours(
+        "--local-checkpoint-dir",
+        "DIR",
+        "A directory on each machine's own disk, for copies of its own ranks' shards: they serve "
+        "when all memory is lost at once. No file system is shared for it. Default: none.",
+    ),
+    _ours(
+        "--local-disk-every",
+        "N|TIME",
+        "Steps between two copies to the machines' own disks, or time (default 10m).",
+    ),
     _ours(
         "--no-backup",
         "",
@@ -335,7 +350,9 @@ class RunFlags(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     job: str | None = None
     state_dir: str | None = None
     checkpoint_dir: str | None = None
-    disk_every: int = 100
+    disk_every: str = "100"
+    local_checkpoint_dir: str | None = None
+    local_disk_every: str = "10m"
     no_backup: bool = False
     backup_every: int = 10
     backup_rate: int = 0

@@ -17,7 +17,16 @@ import msgspec
 from everstep.checkpoint.tier import FILE, TierFailed, is_url, tier_at
 from everstep.commands.flags import RunFlags
 from everstep.core.groups import layout_of
-from everstep.model import CheckpointSpec, JobId, JobSpec, LayoutSpec, PolicySpec, UserError, Value
+from everstep.model import (
+    CheckpointSpec,
+    Every,
+    JobId,
+    JobSpec,
+    LayoutSpec,
+    PolicySpec,
+    UserError,
+    Value,
+)
 
 JOIN_TIMEOUT_S = 600.0
 """How long a machine waits for the controller: torchrun's default join_timeout."""
@@ -30,6 +39,7 @@ _RDZV_KEYS = ("is_host", "join_timeout")
 _TRUE = ("1", "true", "t", "yes", "y")
 _FALSE = ("0", "false", "f", "no", "n")
 _STREAMS_BOTH = "3"
+_UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 class HostFacts(Value, frozen=True, kw_only=True):
@@ -178,7 +188,6 @@ def _check(flags: RunFlags) -> None:
         )
     for name, value in (
         ("--standbys", flags.standbys),
-        ("--disk-every", flags.disk_every),
         ("--backup-rate", flags.backup_rate),
         ("--max-restarts", flags.max_restarts or 0),
     ):
@@ -219,7 +228,9 @@ def _spec(flags: RunFlags, facts: HostFacts, *, name: JobId, nnodes: int, local:
         env=_rank_environment(flags, name),
         checkpoint=CheckpointSpec(
             directory=_checkpoint_dir(flags, facts, name),
-            disk_every=flags.disk_every,
+            disk_every=read_every(flags.disk_every, "--disk-every"),
+            local_directory=_local_directory(flags, facts),
+            local_disk_every=read_every(flags.local_disk_every, "--local-disk-every"),
             backup=not flags.no_backup,
             backup_every=flags.backup_every,
             backup_bytes_per_s=float(flags.backup_rate << 20),
@@ -249,6 +260,29 @@ def read_layout(text: str, nnodes: int, nproc: int) -> LayoutSpec:
             f" {nnodes} machines of {nproc} ranks, {nnodes * nproc} in all."
         )
     return spec
+
+
+def read_every(text: str, flag: str) -> Every:
+    """Steps ("100"), or a time ("90s", "10m", "2h"); 0 of anything: never. Raises UserError."""
+    match = re.fullmatch(r"(\d+)([smh]?)", text)
+    if match is None:
+        raise UserError(
+            f"{flag} {text} is neither a number of steps nor a time: write 100, 90s, 10m or 2h, or "
+            "0 for never."
+        )
+    if match[2]:
+        return Every(seconds=float(match[1]) * _UNITS_S[match[2]])
+    return Every(steps=int(match[1]))
+
+
+def _local_directory(flags: RunFlags, facts: HostFacts) -> str:
+    directory = flags.local_checkpoint_dir or ""
+    if is_url(directory):
+        raise UserError(
+            f"--local-checkpoint-dir {directory} is a URL: it is for the machine's own disk; "
+            "--checkpoint-dir takes one."
+        )
+    return directory and str(Path(facts.working_dir) / directory.removeprefix(FILE))
 
 
 def _checkpoint_dir(flags: RunFlags, facts: HostFacts, name: JobId) -> str:

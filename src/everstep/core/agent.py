@@ -259,6 +259,7 @@ class AgentCore:
                 store_port=event.store_port,
                 copies=event.copies,
                 backups=event.backups,
+                local_disk=event.local_disk,
                 finished=event.finished,
                 finished_age_s=event.finished_age_s,
             )

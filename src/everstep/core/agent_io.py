@@ -71,6 +71,7 @@ class RanksGone(Fact, frozen=True, kw_only=True):
     store_port: int
     copies: tuple[Copy, ...] = ()
     backups: tuple[Copy, ...] = ()
+    local_disk: tuple[Copy, ...] = ()
     finished: Step = NO_STEP
     finished_age_s: Seconds = 0.0
 

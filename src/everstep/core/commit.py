@@ -31,6 +31,7 @@ from everstep.actions import (
 )
 from everstep.core.ettr import Owner
 from everstep.core.layouts import LAYOUT
+from everstep.core.restore import safe_on_local_disks
 from everstep.core.state import Backup, Incident, Persist, Phase, State
 from everstep.model import NO_STEP, Published, Seconds
 
@@ -78,7 +79,7 @@ def _begin_generation(state: State, action: BeginGeneration, now: Seconds) -> No
     state.early_exits = [rank for rank, status in state.exits.items() if status.ok]
     state.generation = action.generation
     state.paged.clear()
-    state.persist_after = max((p.step for p in state.published), default=NO_STEP)
+    _settle_disk(state)
     state.failures.clear()
     state.exits.clear()
     state.awaiting.clear()
@@ -90,14 +91,21 @@ def _begin_generation(state: State, action: BeginGeneration, now: Seconds) -> No
     void = (StopRanks, StartRanks, PersistStep, BackUpStep)
     for key in [k for k, a in state.outstanding.items() if isinstance(a, void)]:
         del state.outstanding[key]
-    if state.persist is not None and not state.persist.publishing:
-        state.persist = None
+    state.local_disk.persist = None
+    if state.disk.persist is not None and not state.disk.persist.publishing:
+        state.disk.persist = None
     for machine in state.machines.values():
         machine.survived = ()
     if state.finish is None:
         _enter(state, Phase.STOPPING, now)
     else:
         state.ending_stopped = True
+
+
+def _settle_disk(state: State) -> None:
+    """What was not complete when a generation ended does not count."""
+    state.disk.after = max((p.step for p in state.published), default=NO_STEP)
+    state.disk.begun = state.disk.after
 
 
 def _enter(state: State, phase: Phase, now: Seconds) -> None:
@@ -127,7 +135,10 @@ def _start_ranks(state: State, action: StartRanks, now: Seconds) -> None:
     state.restored, state.restored_generation = action.restore, action.restore_generation
     chosen = Published(step=action.restore, generation=action.restore_generation)
     state.published = [p for p in state.published if p.step < action.restore or p == chosen]
-    state.persist_after = max((p.step for p in state.published), default=NO_STEP)
+    _settle_disk(state)
+    for machine in state.machines.values():
+        machine.local_disk = tuple(c for c in machine.local_disk if c.step <= action.restore)
+    state.local_disk.after = state.local_disk.begun = safe_on_local_disks(state)
     if state.safe is not None and state.safe.step > action.restore:
         state.safe = None
         state.single = False
@@ -160,18 +171,12 @@ def _settle_history(state: State) -> None:
 
 
 def _persist_step(state: State, action: PersistStep, now: Seconds) -> None:
-    del now
     state.outstanding[action.id] = action
-    if state.persist is None:
-        final = state.finish is not None
-        state.persist = Persist(
-            step=action.step,
-            generation=action.generation,
-            awaiting={},
-            final=final,
-        )
-        state.persist_after = action.step
-    state.persist.awaiting[action.machine] = action.id
+    tier = state.tier(local_disk=action.local_disk)
+    if tier.persist is None:
+        tier.persist = Persist(step=action.step, generation=action.generation, awaiting={})
+        tier.begun, tier.begun_at = action.step, now
+    tier.persist.awaiting[action.machine] = action.id
 
 
 def _back_up_step(state: State, action: BackUpStep, now: Seconds) -> None:
@@ -187,8 +192,8 @@ def _back_up_step(state: State, action: BackUpStep, now: Seconds) -> None:
 def _publish_step(state: State, action: PublishStep, now: Seconds) -> None:
     del now
     state.outstanding[action.id] = action
-    if state.persist is not None:
-        state.persist.publishing = action.id
+    if state.disk.persist is not None:
+        state.disk.persist.publishing = action.id
 
 
 def _inject_fault(state: State, action: InjectFault, now: Seconds) -> None:
@@ -217,8 +222,9 @@ def _evict_machine(state: State, action: EvictMachine, now: Seconds) -> None:
     for key, order in list(state.outstanding.items()):
         if getattr(order, "machine", None) == action.machine:
             del state.outstanding[key]
-    if state.persist is not None and action.machine in state.persist.awaiting:
-        state.persist = None
+    for tier in (state.disk, state.local_disk):
+        if tier.persist is not None and action.machine in tier.persist.awaiting:
+            tier.persist = None
     if machine.node_rank is not None:
         state.positions.pop(machine.node_rank, None)
         machine.node_rank = None

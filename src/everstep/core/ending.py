@@ -12,7 +12,6 @@ from everstep.actions import (
     EndController,
     Outcome,
     PersistStep,
-    PublishStep,
     ReleaseMachine,
     StopRanks,
 )
@@ -20,6 +19,7 @@ from everstep.core.deciding import Deciding
 from everstep.core.patience import ending_at, heard_until
 from everstep.core.restore import choose_from
 from everstep.core.state import Machine
+from everstep.core.tiers import publish
 from everstep.model import Generation
 
 
@@ -40,8 +40,9 @@ def _waited(d: Deciding) -> bool:
     state = d.state
     if d.now >= ending_at(state):
         return True
-    owing = [*state.awaiting, *(state.persist.awaiting if state.persist else ())]
-    publishing = state.persist is not None and bool(state.persist.publishing)
+    persist = state.disk.persist
+    owing = [*state.awaiting, *(persist.awaiting if persist else ())]
+    publishing = persist is not None and bool(persist.publishing)
     return not publishing and not any(_heard(d, state.machines[name]) for name in owing)
 
 
@@ -77,9 +78,9 @@ def _stop(d: Deciding) -> list[ControllerAction]:
 def _last_copy(d: Deciding) -> list[ControllerAction]:
     """Publish the newest step, so that nothing committed is lost with the shared memory."""
     state = d.state
-    if d.now >= ending_at(state) or not state.job.checkpoint.disk_every or not state.full:
+    if d.now >= ending_at(state) or state.job.checkpoint.disk_every.never or not state.full:
         return []
-    persist = state.persist
+    persist = state.disk.persist
     if persist is None:
         return _persist(d)
     if persist.failed or persist.publishing or persist.awaiting:
@@ -87,25 +88,12 @@ def _last_copy(d: Deciding) -> list[ControllerAction]:
     return [publish(d)]
 
 
-def publish(d: Deciding) -> PublishStep:
-    """The manifest of the step that every machine has persisted."""
-    persist = d.state.persist
-    assert persist is not None, "publish() is called only while a step is persisted"
-    return PublishStep(
-        id=d.id(),
-        cause=d.event,
-        why=f"every machine has its shards of step {persist.step} on disk",
-        step=persist.step,
-        generation=persist.generation,
-    )
-
-
 def _persist(d: Deciding) -> list[ControllerAction]:
     state = d.state
     choice = choose_from(state)
     if choice.copy in state.published or choice.local < state.job.world_size:
         return []
-    if choice.copy.step <= state.persist_after:
+    if choice.copy.step <= state.disk.begun:
         return []
     return [
         PersistStep(

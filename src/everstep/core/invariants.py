@@ -233,8 +233,9 @@ class Watch:
                     f" {wanted.generation} from {source}, which does not keep it",
                 )
             elif wanted not in self._published and wanted.step != NO_STEP:
+                stopped = self.stopped[action.machine]
                 must(
-                    copy in self.stopped[action.machine].copies,
+                    copy in (*stopped.copies, *stopped.local_disk),
                     f"StartRanks {action.id} restores step {wanted.step} of generation "
                     f"{wanted.generation}, which rank {rank} on {action.machine} does not have",
                 )

@@ -23,7 +23,7 @@ from everstep.actions import (
 )
 from everstep.core.ettr import Owner
 from everstep.core.guards import UNUSABLE
-from everstep.core.state import Backup, Failure, Machine, Phase, State
+from everstep.core.state import Backup, Failure, Machine, Phase, State, TierBooks
 from everstep.events import (
     BackupFailed,
     ControllerEvent,
@@ -52,6 +52,8 @@ from everstep.events import (
 )
 from everstep.model import Copy, MachineId, Published, Rank, Seconds
 
+PERSIST_RETRY_S: Seconds = 30.0
+"""After a step did not get to a disk: a full one is rarely emptied within a step."""
 BACKUP_RETRY_S: Seconds = 10.0
 """After a backup that failed on some machine: what failed (a full memory, a cut link) rarely heals
 within a step."""
@@ -82,7 +84,8 @@ def _job_submitted(state: State, event: JobSubmitted, now: Seconds) -> None:
     state.phase_since = state.progress_at = now
     state.account.switch(Owner.WAITING, now)
     if event.published:
-        state.persist_after = event.published[-1].step
+        state.disk.after = state.disk.begun = event.published[-1].step
+    state.disk.begun_at = state.local_disk.begun_at = now
 
 
 def _controller_started(state: State, event: ControllerStarted, now: Seconds) -> None:
@@ -134,6 +137,7 @@ def _machine_joined(state: State, event: MachineJoined, now: Seconds) -> None:
     machine.asked = event.node_rank
     machine.connected = True
     machine.copies, machine.backups = event.copies, event.backups
+    machine.local_disk = event.local_disk
     machine.shard_port = event.shard_port
     machine.shard_address = event.shard_address or event.address
     state.silent.pop(event.machine, None)
@@ -247,6 +251,7 @@ def _ranks_stopped(state: State, event: RanksStopped, now: Seconds) -> None:
         machine.stopped_for = event.generation
         machine.store_port = event.store_port
         machine.copies, machine.backups = event.copies, event.backups
+        machine.local_disk = event.local_disk
         machine.finished = event.finished
         machine.finished_at = now - max(0.0, event.finished_age_s)
 
@@ -315,7 +320,7 @@ def _unusable(state: State, event: RankExited) -> None:
     state.published = [entry for entry in state.published if entry != bad]
     copy = Copy(rank=event.rank, step=bad.step, generation=bad.generation)
     if copy not in state.machines[event.machine].copies:
-        state.bad_backups.append(copy)
+        state.bad_copies.append(copy)
 
 
 def _owns(state: State, name: MachineId, rank: Rank) -> bool:
@@ -389,28 +394,50 @@ def _groups_seen(state: State, event: GroupsSeen, now: Seconds) -> None:
 
 
 def _step_persisted(state: State, event: StepPersisted, now: Seconds) -> None:
-    del now
-    state.outstanding.pop(event.action, None)
-    persist = state.persist
-    if persist is not None and persist.awaiting.get(event.machine) == event.action:
-        del persist.awaiting[event.machine]
-        _drop_failed(state)
+    order = state.outstanding.get(event.action)
+    machine = state.machines.get(event.machine)
+    if isinstance(order, PersistStep) and order.local_disk and machine is not None:
+        _add_to_local_disk(state, machine, order)
+    tier = _persist_answered(state, event)
+    if tier is not None:
+        _end_persist(state, tier, now)
 
 
-def _drop_failed(state: State) -> None:
-    """A copy that one machine could not make is useless to all: choose another step."""
-    if state.persist is not None and state.persist.failed and not state.persist.awaiting:
-        state.persist = None
+def _add_to_local_disk(state: State, machine: Machine, order: PersistStep) -> None:
+    """It keeps this step and the one that was safe before."""
+    ranks = () if machine.node_rank is None else state.job.ranks_of(machine.node_rank)
+    added = [Copy(rank=Rank(r), step=order.step, generation=order.generation) for r in ranks]
+    kept = [copy for copy in machine.local_disk if copy.step == order.safe]
+    machine.local_disk = (*kept, *added)
 
 
 def _persist_failed(state: State, event: PersistFailed, now: Seconds) -> None:
-    del now
+    tier = _persist_answered(state, event)
+    if tier is not None and tier.persist is not None:
+        tier.persist.failed = tier.persist.failed or f"{event.machine}: {event.reason}"
+        _end_persist(state, tier, now)
+
+
+def _persist_answered(state: State, event: StepPersisted | PersistFailed) -> TierBooks | None:
     state.outstanding.pop(event.action, None)
-    persist = state.persist
-    if persist is not None and persist.awaiting.get(event.machine) == event.action:
-        del persist.awaiting[event.machine]
-        persist.failed = persist.failed or f"{event.machine}: {event.reason}"
-        _drop_failed(state)
+    for tier in (state.disk, state.local_disk):
+        if tier.persist is not None and tier.persist.awaiting.get(event.machine) == event.action:
+            del tier.persist.awaiting[event.machine]
+            return tier
+    return None
+
+
+def _end_persist(state: State, tier: TierBooks, now: Seconds) -> None:
+    """A copy that one machine could not make is useless to all: another step is tried later."""
+    persist = tier.persist
+    if persist is None or persist.awaiting:
+        return
+    if persist.failed:
+        tier.persist = None
+        tier.not_before = now + PERSIST_RETRY_S
+    elif tier is state.local_disk:
+        tier.persist = None
+        tier.after = persist.step
 
 
 def _step_backed_up(state: State, event: StepBackedUp, now: Seconds) -> None:
@@ -451,14 +478,16 @@ def _end_backup(state: State, backup: Backup, now: Seconds) -> None:
 
 def _step_published(state: State, event: StepPublished, now: Seconds) -> None:
     """A step of an abandoned history (newer than what was restored since) is not kept."""
-    del now
     state.outstanding.pop(event.action, None)
-    persist = state.persist
+    persist = state.disk.persist
     if persist is not None and persist.publishing == event.action:
-        state.persist = None
+        state.disk.persist = None
+        if event.reason:
+            state.disk.not_before = now + PERSIST_RETRY_S
     abandoned = event.generation < state.generation and event.step > state.restored
     if not event.reason and not (abandoned and state.phase is not Phase.STOPPING):
         entry = Published(step=event.step, generation=event.generation)
+        state.disk.after = max(state.disk.after, event.step)
         if entry not in state.published:
             state.published.append(entry)
             del state.published[: -state.job.checkpoint.keep]

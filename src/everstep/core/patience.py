@@ -124,7 +124,7 @@ def settled_at(state: State) -> Seconds:
 
 def publish_hold_until(state: State) -> Seconds:
     """A restart waits this long for an outstanding PublishStep."""
-    publishing = state.persist is not None and bool(state.persist.publishing)
+    publishing = state.disk.persist is not None and bool(state.disk.persist.publishing)
     return state.phase_since + PUBLISH_WAIT_S if publishing else AT_ONCE
 
 

@@ -3,8 +3,8 @@
 Pure arithmetic over what agents reported; called by core/rules.py and core/ending.py. A copy is
 named by its step and by the generation that computed it: shards belong together only if both agree,
 because a step that was computed twice need not have the same bits. A rank loads from its machine's
-memory, else from the memory of a machine that keeps its backup, else from disk; a published step
-serves every rank, anywhere.
+memory, else from the memory of a machine that keeps its backup, else from its machine's own disk,
+else from what all machines share; a published step serves every rank, anywhere.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from everstep.model import (
     MachineId,
     Published,
     Rank,
+    Step,
     Value,
 )
 
@@ -32,6 +33,8 @@ class Copies(Value, frozen=True, kw_only=True):
     """In the memory of the machine that will run their rank."""
     backups: tuple[tuple[MachineId, Copy], ...] = ()
     """In the memory of another machine, which is not evicted."""
+    local_disk: tuple[Copy, ...] = ()
+    """On the disk of the machine that will run their rank."""
     published: tuple[Published, ...] = ()
 
 
@@ -44,8 +47,10 @@ class Choice(Value, frozen=True, kw_only=True):
     """Ranks that have it in their machine's memory."""
     fetch: tuple[tuple[Rank, MachineId], ...]
     """Ranks whose shard comes from another machine's memory, and from which."""
+    local_disk: int
+    """Ranks that read it from their machine's own disk."""
     disk: int
-    """Ranks that read it from disk."""
+    """Ranks that read it from where all machines do."""
     why: str
 
 
@@ -53,41 +58,51 @@ def choose(ranks: Sequence[Rank], copies: Copies) -> Choice:
     """Newest step that all `ranks` can restore, each from the nearest place."""
     held: dict[Published, set[Rank]] = {entry: set() for entry in copies.published}
     kept: dict[Published, dict[Rank, MachineId]] = {}
+    stored: dict[Published, set[Rank]] = {}
     # Sets are only asked, never iterated: their order decides nothing.
     for copy in copies.local:
         held.setdefault(_key(copy), set()).add(copy.rank)
     for machine, copy in copies.backups:
         held.setdefault(_key(copy), set())
         kept.setdefault(_key(copy), {}).setdefault(copy.rank, machine)
+    for copy in copies.local_disk:
+        held.setdefault(_key(copy), set())
+        stored.setdefault(_key(copy), set()).add(copy.rank)
     on_disk = set(copies.published)
     wanted = set(ranks)
     complete = [
         key
         for key, local in held.items()
-        if key in on_disk or wanted <= local | kept.get(key, {}).keys()
+        if key in on_disk or wanted <= local | kept.get(key, {}).keys() | stored.get(key, set())
     ]
     if not complete:
         why = "no step has a complete copy of every rank: training starts at step 0"
-        return Choice(copy=SCRATCH, local=0, fetch=(), disk=0, why=why)
+        return Choice(copy=SCRATCH, local=0, fetch=(), local_disk=0, disk=0, why=why)
     best = max(complete, key=lambda key: (key.step, key.generation))
     peers = kept.get(best, {})
     local = sum(rank in held[best] for rank in ranks)
     fetch = tuple((rank, peers[rank]) for rank in ranks if rank not in held[best] and rank in peers)
-    disk = len(ranks) - local - len(fetch)
-    why = _why(best, local, len(fetch), disk)
-    return Choice(copy=best, local=local, fetch=fetch, disk=disk, why=why)
+    near = held[best] | peers.keys()
+    local_disk = sum(rank in stored.get(best, ()) for rank in ranks if rank not in near)
+    disk = len(ranks) - local - len(fetch) - local_disk
+    why = _why(
+        best,
+        {
+            "in memory": local,
+            "in a peer's memory": len(fetch),
+            "on the machine's own disk": local_disk,
+            "on disk": disk,
+        },
+    )
+    return Choice(copy=best, local=local, fetch=fetch, local_disk=local_disk, disk=disk, why=why)
 
 
 def _key(copy: Copy) -> Published:
     return Published(step=copy.step, generation=copy.generation)
 
 
-def _why(best: Published, local: int, fetched: int, disk: int) -> str:
-    places = [f"{local} in memory"]
-    if fetched:
-        places.append(f"{fetched} in a peer's memory")
-    if disk:
-        places.append(f"{disk} on disk")
+def _why(best: Published, counts: dict[str, int]) -> str:
+    places = [f"{n} {place}" for place, n in counts.items() if n or place == "in memory"]
     return (
         f"step {best.step} is the newest step of which every rank has a complete copy:"
         f" {', '.join(places)}"
@@ -117,10 +132,28 @@ def copies_of(state: State) -> Copies:
             for machine in state.machines.values()
             if _gives(machine)
             for copy in machine.backups
-            if copy not in state.bad_backups
+            if copy not in state.bad_copies
+        ),
+        local_disk=tuple(
+            copy for machine in state.members() for copy in _own_on_disk(state, machine)
         ),
         published=tuple(state.published),
     )
+
+
+def _own_on_disk(state: State, machine: Machine) -> list[Copy]:
+    """Of the ranks that the machine runs now: what others wrote on its disk is no use to it."""
+    if machine.node_rank is None:
+        return []
+    ranks = state.job.ranks_of(machine.node_rank)
+    return [c for c in machine.local_disk if c.rank in ranks and c not in state.bad_copies]
+
+
+def safe_on_local_disks(state: State) -> Step:
+    """The newest step that lies whole on the members' own disks; NO_STEP if there is none."""
+    everywhere = copies_of(state).local_disk
+    ranks = [Rank(rank) for rank in range(state.job.world_size)]
+    return choose(ranks, Copies(local_disk=everywhere)).copy.step
 
 
 def _gives(machine: Machine) -> bool:

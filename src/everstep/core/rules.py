@@ -39,10 +39,11 @@ from everstep.core.deciding import Deciding
 from everstep.core.ending import end_of_job
 from everstep.core.faults import target_of
 from everstep.core.guards import give_up
-from everstep.core.keeping import back_up_step, peer_at, persist_step, publish_step
+from everstep.core.keeping import back_up_step, peer_at
 from everstep.core.layouts import LAYOUT, known_layout
 from everstep.core.restore import Choice, choose_from
 from everstep.core.state import Machine, Phase, State
+from everstep.core.tiers import persist_step, publish_step
 from everstep.model import (
     Generation,
     MachineId,

@@ -77,6 +77,7 @@ class Machine(msgspec.Struct, kw_only=True):
     store_port: int = 0
     copies: tuple[Copy, ...] = ()
     backups: tuple[Copy, ...] = ()
+    local_disk: tuple[Copy, ...] = ()
     shard_port: int = 0
     shard_address: str = ""
     finished: Step = NO_STEP
@@ -123,7 +124,7 @@ class Incident(msgspec.Struct, kw_only=True):
 
 
 class Persist(msgspec.Struct, kw_only=True):
-    """The one step that is on its way to disk."""
+    """The one step that is on its way to a disk."""
 
     step: Step
     generation: Generation
@@ -133,8 +134,20 @@ class Persist(msgspec.Struct, kw_only=True):
     failed: str = ""
     publishing: str = ""
     """Id of the PublishStep once every machine has persisted."""
-    final: bool = False
-    """True for the copy that is made when the job ends."""
+
+
+class TierBooks(msgspec.Struct, kw_only=True):
+    """The books of one place outside of memory: what is on its way there, when the next is due."""
+
+    persist: Persist | None = None
+    after: Step = NO_STEP
+    """The newest step that is complete there: the next one is a newer one."""
+    begun: Step = NO_STEP
+    """The newest step that was ordered there, whatever became of it."""
+    begun_at: Seconds = 0.0
+    """When that was."""
+    not_before: Seconds = 0.0
+    """After a copy that failed, when to try again."""
 
 
 class Backup(msgspec.Struct, kw_only=True):
@@ -201,18 +214,19 @@ class State(msgspec.Struct, kw_only=True):
     loss: float | None = None
     restored: Step = NO_STEP
     restored_generation: Generation = NO_GENERATION
-    bad_backups: list[Copy] = []
-    """Shards that a peer keeps and that were no use to their rank: its owner's memory had damaged
-    them before they were sent."""
+    bad_copies: list[Copy] = []
+    """Shards that a peer keeps, or the rank's machine on its disk, and that were no use to their
+    rank: its owner's memory had damaged them before they were copied, say."""
     recoveries: list[Seconds] = []
     """Times of the recoveries since the last progress: what the guard counts."""
     proven: bool = False
     """Some generation of this job has trained for real."""
 
     published: list[Published] = []
-    persist: Persist | None = None
-    persist_after: Step = NO_STEP
-    """The next disk copy is of a newer step than this."""
+    disk: TierBooks = msgspec.field(default_factory=TierBooks)
+    """The directory or store that all machines share."""
+    local_disk: TierBooks = msgspec.field(default_factory=TierBooks)
+    """The machines' own disks, all together."""
 
     backup: Backup | None = None
     safe: Published | None = None
@@ -253,6 +267,14 @@ class State(msgspec.Struct, kw_only=True):
         """The current generation cannot go on: something failed, or a position is empty."""
         running = self.phase in (Phase.STARTING, Phase.RUNNING)
         return running and (bool(self.failures) or not self.full)
+
+    def tier(self, *, local_disk: bool) -> TierBooks:
+        return self.local_disk if local_disk else self.disk
+
+    @property
+    def persisting(self) -> bool:
+        """Some step is on its way to a disk, and kept in memory until it is there."""
+        return self.disk.persist is not None or self.local_disk.persist is not None
 
     @property
     def full(self) -> bool:

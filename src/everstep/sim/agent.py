@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from everstep import wire
-from everstep.actions import BackUpStep, PersistStep, StartRanks
+from everstep.actions import StartRanks
 from everstep.core.agent import AgentCore
 from everstep.core.agent_io import (
     AgentAction,
@@ -42,11 +42,9 @@ from everstep.events import (
     MachineProgress,
     MachineReleased,
     OutputLines,
-    PersistFailed,
     RankExited,
     Report,
     StepBackedUp,
-    StepPersisted,
     TimerFired,
 )
 from everstep.model import (
@@ -61,8 +59,8 @@ from everstep.model import (
     Seconds,
     Term,
 )
-from everstep.sim.memory import RankMemory
 from everstep.sim.network import Connection
+from everstep.sim.persisting import DISK, LOCAL_DISK, LOOK_AT_SAVES_S, Persisting, Works
 from everstep.sim.records import VERSION
 from everstep.sim.training import Process
 
@@ -73,7 +71,6 @@ RETRY_S: Seconds = 0.5
 LAST_WORD_WITHIN_S: Seconds = 3.0
 SHARD_PORT = 7000
 FORKING_S: Seconds = 0.1
-LOOK_AT_SAVES_S: Seconds = 0.25
 SETTLED_S: Seconds = 0.1
 """More than it takes to hear of the end of a killed process."""
 
@@ -95,8 +92,8 @@ class Agent:
         self._term = machine.memory.term
         self._greeting: Connection | None = None
         self._forking = False
-        self._work: dict[str, object] = {}
-        """Kind of work -> token of the newest one: older ones have been cancelled."""
+        self._works = Works()
+        self._persisting = Persisting(machine, self._works, self._after, self._tell)
 
     def start(self) -> None:
         """Adopt what runs, look for a controller, look at the ranks from time to time."""
@@ -125,17 +122,17 @@ class Agent:
         elif isinstance(action, ForkRanks):
             self._fork(action, self._ground.schedule.now)
         elif isinstance(action, KillRanks):
-            self._cancel("persist", "backup")
+            self._works.cancel(DISK, LOCAL_DISK, "backup")
             self._machine.fenced = max(self._machine.fenced, action.generation)
-            self._kill(action, self._begin("kill"))
+            self._kill(action, self._works.begin("kill"))
         elif isinstance(action, PersistShards):
-            self._persist(action, self._begin("persist"))
+            self._persisting.begin(action)
         elif isinstance(action, BackUpShards):
-            self._back_up(action, self._begin("backup"))
+            self._back_up(action, self._works.begin("backup"))
         elif isinstance(action, DoFault):
             self._do_fault(action)
         else:
-            self._cancel("persist", "backup", "kill")
+            self._works.cancel(DISK, LOCAL_DISK, "backup", "kill")
             self._leave(action, 0.0)
 
     def _remember(self) -> None:
@@ -153,17 +150,6 @@ class Agent:
     def _if_alive(self, call: Callable[[], None]) -> None:
         if self.alive:
             call()
-
-    def _begin(self, kind: str) -> object:
-        token = self._work[kind] = object()
-        return token
-
-    def _cancel(self, *kinds: str) -> None:
-        for kind in kinds:
-            self._work.pop(kind, None)
-
-    def _doing(self, kind: str, token: object) -> bool:
-        return self._work.get(kind) is token
 
     # --- ranks ---
 
@@ -291,7 +277,7 @@ class Agent:
 
     def _kill(self, action: KillRanks, token: object) -> None:
         """A fork under way is awaited; then the old ranks are asked and killed."""
-        if not self._doing("kill", token):
+        if not self._works.doing("kill", token):
             return
         if self._forking:
             self._after(FORKING_S, partial(self._kill, action, token))
@@ -308,7 +294,7 @@ class Agent:
         return [p for p in self._machine.running() if p.generation < generation]
 
     def _prove(self, action: KillRanks, token: object, deadline: Seconds) -> None:
-        if not self._doing("kill", token):
+        if not self._works.doing("kill", token):
             return
         for process in self._doomed(action.generation):
             self._machine.kill(process)
@@ -322,7 +308,7 @@ class Agent:
             self._tell(RanksRemain(action=action.id, generation=action.generation, pids=pids))
 
     def _gone(self, action: KillRanks, token: object) -> None:
-        if not self._doing("kill", token):
+        if not self._works.doing("kill", token):
             return
         now = self._ground.schedule.now
         beats = [
@@ -338,6 +324,7 @@ class Agent:
                 store_port=29500 + action.generation,
                 copies=self._copies(),
                 backups=self._machine.kept.copies(),
+                local_disk=self._machine.local_disk.copies,
                 finished=finished,
                 finished_age_s=now - at if finished > NO_STEP else 0.0,
             )
@@ -348,74 +335,14 @@ class Agent:
 
     # --- other orders ---
 
-    def _persist(self, action: PersistShards, token: object) -> None:
-        """Wait until every local rank has saved the step, then bring it to disk."""
-        if not self._doing("persist", token):
-            return
-        slots = self._own_slots()
-        for memory in slots:
-            memory.pin(action.order.step)
-        problem, waiting = self._saved(slots, action.order)
-        if problem:
-            self._not_persisted(action, problem)
-        elif waiting:
-            self._after(LOOK_AT_SAVES_S, partial(self._persist, action, token))
-        else:
-            disk_s = self._ground.options.disk_s * self._ground.rng.uniform(0.5, 1.5)
-            self._after(disk_s, partial(self._persisted, action, token))
-
-    def _own_slots(self) -> list[RankMemory]:
-        """Of the ranks that this machine's position has."""
-        node_rank = self._machine.memory.node_rank
-        ranks = [] if node_rank is None else self._ground.options.spec.ranks_of(node_rank)
-        return [slots for slots in self._machine.all_slots() if slots.rank in ranks]
-
-    def _saved(self, slots: list[RankMemory], order: PersistStep | BackUpStep) -> tuple[str, bool]:
-        """Why the step will never be saved here, if so; else whether it still has to be."""
-        problem = "no rank was ever started on this machine" if not slots else ""
-        waiting = False
-        for memory in slots:
-            held = [c.step for c in memory.copies() if c.generation == order.generation]
-            if order.step in held:
-                continue
-            if max(held, default=NO_STEP) > order.step:
-                problem = f"rank {memory.rank} has overwritten its copy of step {order.step}"
-            elif not self._machine.running():
-                problem = f"rank {memory.rank} ended before it saved step {order.step}"
-            waiting = True
-        return problem, waiting
-
-    def _persisted(self, action: PersistShards, token: object) -> None:
-        if not self._doing("persist", token):
-            return
-        order, problem = action.order, ""
-        for slots in self._machine.all_slots():
-            for copy in slots.copies():
-                if (copy.step, copy.generation) == (order.step, order.generation):
-                    problem = problem or self._ground.disk.persist(
-                        copy.rank, copy.step, copy.generation
-                    )
-            slots.pin(None)
-        if problem:
-            self._not_persisted(action, problem)
-            return
-        machine = self._machine.name
-        self._tell(StepPersisted(machine=machine, action=order.id, step=order.step))
-
-    def _not_persisted(self, action: PersistShards, reason: str) -> None:
-        for slots in self._machine.all_slots():
-            slots.pin(None)
-        machine, order = self._machine.name, action.order
-        self._tell(PersistFailed(machine=machine, action=order.id, step=order.step, reason=reason))
-
     def _back_up(self, action: BackUpShards, token: object) -> None:
         """Wait until every local rank has saved the step, then send it."""
-        if not self._doing("backup", token):
+        if not self._works.doing("backup", token):
             return
-        order, slots = action.order, self._own_slots()
+        order, slots = action.order, self._machine.own_slots()
         for memory in slots:
             memory.pin_for_backup(order.step, order.safe if order.safe != NO_STEP else None)
-        problem, waiting = self._saved(slots, order)
+        problem, waiting = self._machine.saved(slots, order)
         if problem:
             self._not_backed_up(action, problem)
         elif waiting:
@@ -442,7 +369,7 @@ class Agent:
         self, action: BackUpShards, token: object, begun: list[tuple[Machine, Agent | None, int]]
     ) -> None:
         order, machine = action.order, self._machine.name
-        if not self._doing("backup", token):
+        if not self._works.doing("backup", token):
             return
         for peer, (target, agent, index) in zip(order.peers, begun, strict=True):
             copy = Copy(rank=peer.rank, step=order.step, generation=order.generation)
@@ -457,7 +384,7 @@ class Agent:
 
     def _not_backed_up(self, action: BackUpShards, reason: str) -> None:
         machine, order = self._machine.name, action.order
-        for slots in self._own_slots():
+        for slots in self._machine.own_slots():
             slots.pin_for_backup(None, order.safe if order.safe != NO_STEP else None)
         self._tell(BackupFailed(machine=machine, action=order.id, step=order.step, reason=reason))
 
@@ -572,6 +499,7 @@ class Agent:
             ranks=tuple(self._core.ranks.values()),
             copies=self._copies(),
             backups=self._machine.kept.copies(),
+            local_disk=self._machine.local_disk.copies,
             shard_port=SHARD_PORT if self._ground.options.spec.backs_up else 0,
         )
 

@@ -1,8 +1,12 @@
-"""The shared checkpoint directory, as checkpoint/disk.py treats it, without the bytes."""
+"""The shared checkpoint directory and machines' own disks, as disk.py and local_disk.py in
+checkpoint/ treat them, without the bytes.
+"""
 
 from __future__ import annotations
 
-from everstep.model import Generation, Published, Rank, Step
+from collections.abc import Collection
+
+from everstep.model import Copy, Generation, Published, Rank, Step
 
 
 class Disk:
@@ -44,3 +48,22 @@ class Disk:
         """Complete steps, oldest first."""
         found = sorted(self._manifests.items())
         return [Published(step=step, generation=generation) for step, generation in found]
+
+
+class LocalDisk:
+    """One machine's own: it outlives the machine's memory, and nothing else of the machine does."""
+
+    def __init__(self) -> None:
+        self.copies: tuple[Copy, ...] = ()
+
+    def put(self, copy: Copy) -> None:
+        """A shard is complete there, in place of what the rank had of this step."""
+        others = [c for c in self.copies if (c.rank, c.step) != (copy.rank, copy.step)]
+        self.copies = (*others, copy)
+
+    def keep(self, steps: Collection[Step]) -> None:
+        self.copies = tuple(copy for copy in self.copies if copy.step in steps)
+
+    def drop_newer(self, step: Step) -> None:
+        """What the next generation does not restore is void."""
+        self.copies = tuple(copy for copy in self.copies if copy.step <= step)

@@ -10,9 +10,10 @@ from functools import partial
 
 import msgspec
 
-from everstep.actions import StartRanks
+from everstep.actions import BackUpStep, PersistStep, StartRanks
 from everstep.model import (
     NO_GENERATION,
+    NO_STEP,
     ExitStatus,
     Generation,
     MachineId,
@@ -21,6 +22,7 @@ from everstep.model import (
     Term,
 )
 from everstep.sim.agent import Agent
+from everstep.sim.disk import LocalDisk
 from everstep.sim.ground import Ground
 from everstep.sim.memory import KeptMemory, RankMemory
 from everstep.sim.options import SLOWNESS
@@ -56,6 +58,7 @@ class Machine:
         """The next process to be killed will not die for a while."""
         self.memory = Memory()
         self.kept = KeptMemory()
+        self.local_disk = LocalDisk()
         self.fenced = NO_GENERATION
         """Backups that older generations ordered are refused."""
         ground.machines[name] = self
@@ -70,7 +73,7 @@ class Machine:
     # --- the keeper ---
 
     def _start_agent(self) -> None:
-        if self.alive:
+        if self.alive and self.agent is None:
             self._agents += 1
             self.agent = Agent(self, f"{self.name}-{self._agents}")
             self.agent.start()
@@ -116,8 +119,28 @@ class Machine:
         for process in self.processes.values():
             process.stuck = False
             self.kill(process)
+        self._forget()
+        self.local_disk = LocalDisk()
+
+    def reboot(self) -> None:
+        """Processes and memory are gone, the disk is not. Its agent is back before it is missed."""
+        if not self.alive:
+            return
+        if self.agent is not None:
+            self.agent.die()
+            self.agent = None
+        for process in self.processes.values():
+            process.stuck = False
+            self.kill(process)
+        self.processes.clear()
+        self._forget()
+        self.kill_launcher()
+        self.ground.schedule.after(self.ground.rng.uniform(0.3, 10.0), self._start_agent)
+
+    def _forget(self) -> None:
         self._slots.clear()
         self.kept = KeptMemory()
+        self.memory = Memory()
 
     # --- the network ---
 
@@ -161,17 +184,39 @@ class Machine:
             slots.settle(self.ground.schedule.now)
         return found
 
+    def own_slots(self) -> list[RankMemory]:
+        """Of the ranks that this machine's position has."""
+        node_rank = self.memory.node_rank
+        ranks = [] if node_rank is None else self.ground.options.spec.ranks_of(node_rank)
+        return [slots for slots in self.all_slots() if slots.rank in ranks]
+
+    def saved(self, slots: list[RankMemory], order: PersistStep | BackUpStep) -> tuple[str, bool]:
+        """Why the step will never be saved here, if so; else whether it still has to be."""
+        problem = "no rank was ever started on this machine" if not slots else ""
+        waiting = False
+        for memory in slots:
+            held = [c.step for c in memory.copies() if c.generation == order.generation]
+            if order.step in held:
+                continue
+            if max(held, default=NO_STEP) > order.step:
+                problem = f"rank {memory.rank} has overwritten its copy of step {order.step}"
+            elif not self.running():
+                problem = f"rank {memory.rank} ended before it saved step {order.step}"
+            waiting = True
+        return problem, waiting
+
     def fork(self, order: StartRanks, count: int) -> list[Process]:
         """The launcher forks the first `count` of this machine's ranks."""
         ground = self.ground
         ranks = [Rank(rank) for rank in ground.options.spec.ranks_of(order.node_rank)]
         for slots in self.all_slots():
             slots.drop_newer(order.restore)
+        self.local_disk.drop_newer(order.restore)
         gang = ground.gang(order.generation, order.restore)
         forked = []
         for index, rank in enumerate(ranks[:count]):
             self.slots(rank).keep_restored(order.restore)
-            process = Process(order, rank, self.slots(rank))
+            process = Process(order, rank, self.slots(rank), self.local_disk)
             process.pid, process.slowness = ground.next_pid(), self.slowness
             process.on_end = self._ended
             ground.truth.forked(process, order)

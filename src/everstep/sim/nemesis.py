@@ -93,6 +93,13 @@ class Nemesis:
         if machine is not None:
             self._world.cluster.lose(machine)
 
+    def reboot(self) -> None:
+        """Sometimes all at once, as when the power of a hall fails."""
+        alive = self._world.cluster.alive
+        together = self._rng.random() < 0.5
+        for machine in alive if together else [m for m in [self._machine()] if m is not None]:
+            machine.reboot()
+
     def cut_off(self) -> None:
         machine = self._machine()
         if machine is not None:

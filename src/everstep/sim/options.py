@@ -13,6 +13,7 @@ from random import Random
 
 from everstep.model import (
     CheckpointSpec,
+    Every,
     Generation,
     GroupShape,
     JobId,
@@ -36,6 +37,7 @@ class Harm(StrEnum):
     KILL_AGENT = "kill_agent"
     KILL_LAUNCHER = "kill_launcher"
     LOSE_MACHINE = "lose_machine"
+    REBOOT = "reboot"
     CUT_OFF = "cut_off"
     KILL_CONTROLLER = "kill_controller"
     RIVAL_CONTROLLER = "rival_controller"
@@ -125,6 +127,7 @@ def draw(seed: int) -> Options:
     step_s = rng.choice([0.1, 0.5, 1.0, 2.0])
     steps = rng.randint(30, 120)
     more = Random(f"backups of {seed}")  # noqa: S311 -- older seeds stay as they were otherwise
+    later = Random(f"local disks of {seed}")  # noqa: S311 -- the same
     spec = JobSpec(
         job=JobId("sim"),
         uid="00000000",
@@ -135,7 +138,9 @@ def draw(seed: int) -> Options:
         standbys=rng.choice([0, 0, 1, 2]),
         checkpoint=CheckpointSpec(
             directory="/checkpoints",
-            disk_every=rng.choice([0, 5, 10, 20]),
+            local_directory="/local",
+            local_disk_every=later.choice([Every(), Every(steps=7), Every(seconds=5.0)]),
+            disk_every=Every(steps=rng.choice([0, 5, 10, 20])),
             keep=rng.choice([2, 2, 3]),
             backup=more.random() < 0.7,
             backup_every=more.choice([1, 3, 10]),
@@ -147,6 +152,7 @@ def draw(seed: int) -> Options:
         script = rng.choice([Script.UNATTACHED, Script.RAISES, Script.QUITS_EARLY])
     harms = tuple(harm for harm in _COMMON if rng.random() < 0.4)
     harms += tuple(harm for harm in _RARE if rng.random() < 0.15)
+    harms += tuple(harm for harm in _LATER if later.random() < 0.3)
     return Options(
         seed=seed,
         spec=spec,
@@ -208,6 +214,8 @@ _RARE = (
     Harm.VOLUNTEER,
     Harm.ASK_TO_STOP,
 )
+_LATER = (Harm.REBOOT,)
+"""Drawn by themselves, so that older seeds stay as they were otherwise."""
 
 
 def _policy(rng: Random) -> PolicySpec:

@@ -23,6 +23,7 @@ from everstep.model import (
     Seconds,
     Step,
 )
+from everstep.sim.disk import LocalDisk
 from everstep.sim.memory import RankMemory
 from everstep.sim.options import Options, Script
 from everstep.sim.schedule import Schedule
@@ -46,7 +47,9 @@ class _Finish(NamedTuple):
 class Process:
     """One rank's process."""
 
-    def __init__(self, order: StartRanks, rank: Rank, memory: RankMemory) -> None:
+    def __init__(
+        self, order: StartRanks, rank: Rank, memory: RankMemory, local_disk: LocalDisk
+    ) -> None:
         self.rank = rank
         self.machine = order.machine
         self.generation = order.generation
@@ -60,6 +63,7 @@ class Process:
         self.stuck = False
         """In uninterruptible sleep: SIGKILL does nothing."""
         self.memory = memory
+        self.local_disk = local_disk
         self.on_end: Callable[[Process], None] = lambda _: None
         self._finishes: deque[_Finish] = deque(maxlen=3)
 

@@ -118,9 +118,9 @@ class Truth:
             for rank, process in gang.processes.items():
                 copy = Copy(rank=rank, step=wanted.step, generation=wanted.generation)
                 must(
-                    copy in process.memory.copies(),
+                    copy in (*process.memory.copies(), *process.local_disk.copies),
                     f"rank {rank} on {process.machine} restores step {wanted.step} of generation "
-                    f"{wanted.generation}, which is neither in its memory nor on disk",
+                    f"{wanted.generation}, which is neither in its memory nor on a disk",
                 )
         self._check_loss(gang)
         self._check_safe(gang)

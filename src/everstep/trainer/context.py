@@ -31,5 +31,7 @@ class AttachContext(Value, frozen=True, kw_only=True):
     restore_generation: Generation
     checkpoint_dir: str
     """Directory of the disk tier: step-N/rank-R.shard, published by step-N/manifest.json."""
+    local_disk: str = ""
+    """Directory on this machine's own disk that may hold this rank's shard; empty: none."""
     backups: bool = False
     """Whether every shard is also kept in the memory of a second machine."""

@@ -1,11 +1,13 @@
 """Restoring: find a good copy of the step that everstep named, and load it.
 
-checkpoint.py calls it once, before training. Memory first, then the published step on disk; a copy
-that fails a check is dropped, so that the next restart is not sent to it again.
+checkpoint.py calls it once, before training. Memory first, then the machine's own disk, then what
+was published for all machines; a copy that fails a check is dropped, so that the next restart is
+not sent to it again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -14,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
-from everstep.checkpoint import slots
+from everstep.checkpoint import local_disk, slots
 from everstep.checkpoint.capture import Stateful
 from everstep.checkpoint.digest import check_digest
 from everstep.checkpoint.format import Expected, Shard, ShardBad
@@ -57,6 +59,7 @@ def restore_state(
     reasons = []
     for name, open_copy, drop in (
         ("memory", _from_memory, _drop_from_memory),
+        ("the machine's own disk", _from_local_disk, _drop_from_local_disk),
         ("disk", _from_disk, _drop_from_disk),
     ):
         try:
@@ -116,6 +119,15 @@ def _unusable(context: AttachContext, reasons: list[str]) -> EverstepError:
 
 def _from_memory(context: AttachContext, expected: Expected) -> Shard:
     return slots.find(Path(context.shm), expected)
+
+
+def _from_local_disk(context: AttachContext, expected: Expected) -> Shard:
+    return local_disk.read(context.local_disk, expected)
+
+
+def _drop_from_local_disk(context: AttachContext) -> None:
+    with contextlib.suppress(OSError):  # a disk that fails altogether
+        local_disk.drop(context.local_disk, context.rank, context.restore)
 
 
 def _from_disk(context: AttachContext, expected: Expected) -> Shard:

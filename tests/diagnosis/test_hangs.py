@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
+from everstep.diagnosis.dumps import Dumps
 from everstep.diagnosis.findings import Finding, Site
-from everstep.diagnosis.stacks import Stacks
 from everstep.diagnosis.words import FirstAction, Role
 
 CASES = Path(__file__).parent / "cases"
-KINDS = ("stack_dump",)
+KINDS = ("stack_dump", "flight_recorder")
 
 
 def _expected(case: Path) -> dict[str, Any]:
@@ -41,15 +41,15 @@ def _site(expected: dict[str, Any]) -> Site:
 
 
 def _findings(case: Path, site: Site) -> list[Finding]:
-    stacks = Stacks()
+    dumps = Dumps()
     for file in sorted(case.rglob("*")):
         if not file.is_file() or file.name == "expect.toml":
             continue
         data = file.read_bytes()
         if file.suffix == ".gz":
             data = gzip.decompress(data)
-        stacks.take(str(file.relative_to(case)), data)
-    return stacks.findings(site)
+        dumps.take(str(file.relative_to(case)), data)
+    return dumps.findings(site)
 
 
 @pytest.mark.parametrize("name", HANGS)

@@ -85,3 +85,10 @@ def number_of_name(file: str) -> int | None:
     found = _STEM.match(file)
     numbers = re.findall(r"\d+", found.group(1)) if found else []
     return int(numbers[0]) if len(numbers) == 1 else None
+
+
+def last_number_of_name(file: str) -> Rank | None:
+    """The number that a name ends in, which is torch's way to name records: nccl_trace_rank_3."""
+    found = _STEM.match(file)
+    number = re.search(r"(?:^|[_-])(\d+)$", found.group(1)) if found else None
+    return Rank(int(number.group(1))) if number else None

@@ -120,6 +120,8 @@ def _threads_in(value: Any, label: Heading) -> Iterator[tuple[Heading, dict[str,
         for item in value:
             yield from _threads_in(item, label)
     elif isinstance(value, dict):
+        if "profiling_name" in value:
+            return  # an entry of a flight record, which has frames too
         if isinstance(value.get("frames"), list):
             yield label, value
             return

@@ -8,7 +8,8 @@ import re
 import pytest
 
 from everstep.diagnosis.columns import Table
-from everstep.diagnosis.progress import PREFILTER, Pattern, Reader, Sample
+from everstep.diagnosis.progress import PREFILTER, Pattern, Reader
+from everstep.diagnosis.sample import Sample
 
 MEGATRON = (
     " [2026-05-04 07:20:00] iteration    61410/  400000 | consumed samples:     94325760 | elapsed"

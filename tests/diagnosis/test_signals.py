@@ -11,8 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from everstep.diagnosis.progress import Sample
-from everstep.diagnosis.signals import NUMERIC, Judge, Kind, Signal, is_ramp
+from everstep.diagnosis.abnormal import NUMERIC, Kind, Signal
+from everstep.diagnosis.levels import is_ramp
+from everstep.diagnosis.sample import Sample
+from everstep.diagnosis.signals import Judge
 
 quick = settings(deadline=None, max_examples=30)
 positive = st.floats(min_value=1e-6, max_value=1e6)
@@ -109,6 +111,16 @@ def test_no_series_whatever_breaks_the_judge(
     ]
     for signal in judged(samples):
         assert signal.first_bad <= signal.step
+
+
+def test_a_gradient_norm_that_alone_is_not_finite_once_may_be_a_scalers_search() -> None:
+    samples = series(200, lambda _: 2.0)
+    samples[120] = replace(samples[120], grad_norm=math.inf)
+    assert judged(samples) == []
+    for at in range(120, 123):
+        samples[at] = replace(samples[at], grad_norm=math.inf)
+    first = judged(samples)[0]
+    assert (first.kind, first.first_bad, first.step) == (Kind.NOT_FINITE, 120, 122)
 
 
 def test_the_first_step_of_a_jump_is_named() -> None:

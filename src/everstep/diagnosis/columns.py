@@ -12,7 +12,8 @@ import re
 from msgspec.structs import replace
 
 from everstep.diagnosis.metric_names import SPEED, TOLD, Meaning, meaning_of
-from everstep.diagnosis.progress import Sample, number, sample_of, when
+from everstep.diagnosis.progress import number, when
+from everstep.diagnosis.sample import Sample, sample_of
 from everstep.model import Rank, Seconds, Value
 
 ABSENT = frozenset({"", "na", "n/a", "null", "none", "-", "--", "."})

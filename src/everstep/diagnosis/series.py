@@ -15,11 +15,14 @@ from itertools import pairwise
 
 from msgspec.structs import replace
 
+from everstep.diagnosis.abnormal import Kind, Limits, Signal
 from everstep.diagnosis.columns import Table
 from everstep.diagnosis.findings import NOBODY, Finding, Place, Site, Speaker
+from everstep.diagnosis.levels import blocks, is_ramp
 from everstep.diagnosis.peers import READINGS_MAX, PeerReader, Reading, compare
-from everstep.diagnosis.progress import Pattern, Reader, Sample
-from everstep.diagnosis.signals import Judge, Kind, Limits, Signal, blocks, is_ramp
+from everstep.diagnosis.progress import Pattern, Reader
+from everstep.diagnosis.sample import Sample
+from everstep.diagnosis.signals import Judge
 from everstep.diagnosis.words import Category, FirstAction, Grade, Role, RootClass
 from everstep.model import Rank
 

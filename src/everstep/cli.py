@@ -15,6 +15,7 @@ import typer
 
 from everstep import __version__
 from everstep.commands import checkpoint, foreground, jobs, launch, order, show
+from everstep.commands import diagnose as failures
 from everstep.commands.run import TOKEN_VARIABLE
 from everstep.model import EverstepError, Fault, UserError
 from everstep.paths import JobPaths
@@ -191,6 +192,25 @@ def export(
 ) -> None:
     """Write a step as a directory that torch.distributed.checkpoint loads without everstep."""
     checkpoint.export(_checkpoints(job, source, state_dir), step, target, json=json)
+
+
+@app.command()
+def diagnose(
+    paths: Annotated[
+        list[str],
+        typer.Argument(metavar="PATH...", help="Logs, dumps, directories; - reads stdin."),
+    ],
+    *,
+    layout: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="What is known of the job, as JSON.")
+    ] = None,
+    rules: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Rules of your site, as TOML.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Say what broke, and who, from the files of any failed job; exit code 1 if something did."""
+    raise typer.Exit(failures.diagnose(paths, layout=layout, extra=rules, json=json))
 
 
 @app.command()

@@ -77,3 +77,20 @@ class Finding(Value, frozen=True, kw_only=True):
     """How often it stands there, with what a launcher's "repeated 30x" says."""
     undecided: str = ""
     """What would change the verdict: a test, a fact that is missing. Empty: nothing would."""
+    traits: tuple[str, ...] = ()
+    """Circumstances that rules ask for, as tracebacks.Trace has them."""
+    step: int | None = None
+    """The last step that the same text had reported before."""
+    named: tuple[str, ...] = ()
+    """Ranks ("rank 3"), machines and addresses that the line itself names."""
+
+
+class Exit(Value, frozen=True, kw_only=True):
+    """How one process ended, as a launcher tells it."""
+
+    code: int
+    """Python's: a signal is negative."""
+    speaker: Speaker
+    place: Place
+    at: Seconds | None = None
+    attempt: int = 0

@@ -1,0 +1,250 @@
+"""From everything that was found to one answer.
+
+Called by investigation.py and, live, by the controller's evidence. The order of the decision:
+
+1. what training survived is no cause; what somebody did on purpose is, if nothing failed before;
+2. roots before consequences: the grade of a root counts, then its time (tables/grades.toml);
+3. without a root, those who waited are witnesses: the silent ones are suspect;
+4. without that, signals and exit codes, which prove little;
+5. without anything, the job ended well or the answer is that we do not know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from everstep.diagnosis.accused import Accused, accused_by
+from everstep.diagnosis.answer import Answer
+from everstep.diagnosis.causes import Cause, Course, causes_of
+from everstep.diagnosis.findings import Exit, Finding
+from everstep.diagnosis.logs import Marked, Seen
+from everstep.diagnosis.rules import Means, Rule
+from everstep.diagnosis.waiting import judge_waiting
+from everstep.diagnosis.who import Who
+from everstep.diagnosis.words import Category, FirstAction, Grade, Role, RootClass
+from everstep.model import Value
+
+EVIDENCE_LINES = 12
+"""Shown at most; the rest is counted."""
+
+_TELLING = {"exit.other": 3, "exit.-6": 2}
+_CONFIDENCE = {
+    RootClass.INFRASTRUCTURE: 0.85,
+    RootClass.USER_CODE: 0.8,
+    RootClass.TRANSIENT: 0.7,
+    RootClass.AMBIGUOUS: 0.5,
+    RootClass.NONE: 0.8,
+}
+
+
+class Facts(Value, frozen=True, kw_only=True):
+    """What all texts of a job told."""
+
+    findings: tuple[Finding, ...]
+    marks: tuple[Marked, ...]
+    exits: tuple[Exit, ...]
+    seen: tuple[Seen, ...]
+    course: Course
+
+
+def judge(facts: Facts, rules: Mapping[str, Rule], grades: Mapping[Grade, int], who: Who) -> Answer:
+    """The answer."""
+    ends = _ends(facts.exits, rules)
+    causes = causes_of((*facts.findings, *ends), rules, who, facts.course)
+    live = [cause for cause in causes if not _survived(cause, facts)]
+    roots = [c for c in live if c.first.role is Role.ROOT and not _is_end(c)]
+    rest = [c for c in live if c.first.role in {Role.CONFIRM, Role.ECHO}]
+    ended = [c for c in live if _is_end(c)]
+    witnesses = [c for c in rest if c.first.category is Category.JOB_HANG]
+    if roots:
+        best = _best(roots, grades)
+        if best.first.grade is not Grade.EXIT or not any(_before(w, best) for w in witnesses):
+            return _by_root(best, roots, rest, facts, who)
+    if any(witness.first.role is Role.CONFIRM for witness in witnesses):
+        return judge_waiting(rest, facts.marks, facts.course, who)
+    if ended:
+        return _by_root(_most_telling(ended), ended, rest, facts, who)
+    if any(cause.first.category is not Category.NONE for cause in rest):
+        return judge_waiting(rest, facts.marks, facts.course, who)
+    return _nothing([c for c in causes if c.first.role is Role.ROOT and not _is_end(c)], facts)
+
+
+# --- roots ---------------------------------------------------------------------------------------
+
+
+def _survived(cause: Cause, facts: Facts) -> bool:
+    """Training went on after it, or it ended a side thread and the job ended well."""
+    if cause.went_on and cause.first.grade not in {Grade.POLICY, Grade.NUMERIC, Grade.SPEED}:
+        return True
+    in_thread = all("in_thread" in finding.traits for finding in cause.findings)
+    return in_thread and _ended_well(facts) and not _failed(facts)
+
+
+def _best(roots: Sequence[Cause], grades: Mapping[Grade, int]) -> Cause:
+    """The root that explains the others."""
+    order = sorted(
+        enumerate(roots),
+        key=lambda pair: (
+            "chained" in pair[1].first.traits,
+            -grades[pair[1].first.grade],
+            min(pair[1].attempts),
+            pair[1].at if _comparable(roots) else 0.0,
+            pair[0],
+        ),
+    )
+    best = order[0][1]
+    if best.first.grade is not Grade.POLICY:
+        return best
+    before = [c for _, c in order if c is not best and _before(c, best) and _heavy(c, grades)]
+    return before[0] if before else best
+
+
+def _heavy(cause: Cause, grades: Mapping[Grade, int]) -> bool:
+    return grades[cause.first.grade] >= grades[Grade.DEVICE]
+
+
+def _before(cause: Cause, other: Cause) -> bool:
+    """Whether it was clearly earlier: in time, else in the same text."""
+    if cause.at is not None and other.at is not None:
+        return cause.at < other.at
+    here, there = cause.first.place, other.first.place
+    return (
+        here is not None
+        and there is not None
+        and here.file == there.file
+        and here.line < there.line
+    )
+
+
+def _comparable(causes: Sequence[Cause]) -> bool:
+    return all(cause.at is not None for cause in causes)
+
+
+def _by_root(
+    best: Cause, roots: Sequence[Cause], waiting: Sequence[Cause], facts: Facts, who: Who
+) -> Answer:
+    first = best.first
+    accused = accused_by(best, facts.course, who)
+    action = accused.action or first.action
+    others = [cause for cause in (*roots, *waiting) if cause is not best]
+    return Answer(
+        category=first.category,
+        root_class=accused.root or first.root,
+        first_action=action,
+        accused_ranks=accused.ranks,
+        accused_machines=accused.machines,
+        confidence=_confidence(best, roots),
+        evidence=_evidence(best, others),
+        why=_sentence(best, others, accused),
+        would_change=_would_change(best, accused),
+    )
+
+
+def _confidence(best: Cause, roots: Sequence[Cause]) -> float:
+    base = _CONFIDENCE[best.first.root]
+    rivals = {cause.first.category for cause in roots} - {best.first.category}
+    return round(max(0.2, base - 0.1 * min(len(rivals), 3)), 2)
+
+
+def _evidence(best: Cause, others: Sequence[Cause]) -> tuple[Finding, ...]:
+    lines = [*best.findings[:5], *(cause.first for cause in others)]
+    return tuple(lines[:EVIDENCE_LINES])
+
+
+def _sentence(best: Cause, others: Sequence[Cause], accused: Accused) -> str:
+    parts = [best.first.why or f"{best.rule} was found"]
+    if best.times > 1:
+        parts.append(f"seen {best.times} times")
+    echoes = sum(cause.times for cause in others if cause.first.role is not Role.ROOT)
+    if echoes:
+        parts.append(f"{echoes} other lines are its consequences")
+    if accused.why:
+        parts.append(accused.why)
+    return "; ".join(parts) + "."
+
+
+def _would_change(best: Cause, accused: Accused) -> tuple[str, ...]:
+    return tuple(text for text in (best.first.undecided, accused.undecided) if text)
+
+
+# --- exits, and nothing --------------------------------------------------------------------------
+
+
+def _ends(exits: Sequence[Exit], rules: Mapping[str, Rule]) -> list[Finding]:
+    """The exit codes as findings; an orderly end, or one that was asked for, is none."""
+    found = []
+    for each in exits:
+        rule = rules.get(f"exit.{each.code}") or rules.get("exit.other")
+        if each.code not in {0, -15} and rule is not None:
+            found.append(finding_of(rule, each))
+    return found
+
+
+def _is_end(cause: Cause) -> bool:
+    return cause.rule.startswith("exit.")
+
+
+def _most_telling(ended: Sequence[Cause]) -> Cause:
+    """A signal tells more than a code, and an abort, which watchdogs do, least of the signals."""
+    return min(ended, key=lambda cause: _TELLING.get(cause.rule, 1))
+
+
+def finding_of(rule: Rule, ended: Exit) -> Finding:
+    """The end of a process as a finding of the rule for its exit code."""
+    return Finding(
+        rule=rule.id,
+        role=rule.role,
+        category=rule.category,
+        root=rule.root,
+        grade=rule.grade,
+        action=rule.first_action,
+        why=rule.why,
+        place=ended.place,
+        speaker=ended.speaker,
+        at=ended.at,
+        attempt=ended.attempt,
+        undecided=rule.undecided,
+    )
+
+
+def _failed(facts: Facts) -> bool:
+    return any(ended.code not in {0, -15} for ended in facts.exits)
+
+
+def _ended_well(facts: Facts) -> bool:
+    return any(mark.means is Means.FINISHED for mark in facts.marks)
+
+
+def _nothing(survived: Sequence[Cause], facts: Facts) -> Answer:
+    """No cause was found."""
+    if survived:
+        first = survived[0].first
+        return Answer(
+            category=first.category
+            if first.category is Category.EXTERNAL_SERVICE_ERROR
+            else Category.NONE,
+            root_class=RootClass.TRANSIENT
+            if first.category is Category.EXTERNAL_SERVICE_ERROR
+            else RootClass.NONE,
+            first_action=FirstAction.NONE,
+            confidence=0.8,
+            evidence=tuple(cause.first for cause in survived[:EVIDENCE_LINES]),
+            why="training went on after what looks like a failure, and nothing else ended it.",
+        )
+    if _failed(facts):
+        return Answer(
+            category=Category.USER_CODE_ERROR,
+            root_class=RootClass.AMBIGUOUS,
+            first_action=FirstAction.STOP_TIME_CHECK,
+            confidence=0.1,
+            why="processes failed, but no line says why.",
+            would_change=("the output of the ranks that failed first",),
+        )
+    return Answer(
+        category=Category.NONE,
+        root_class=RootClass.NONE,
+        first_action=FirstAction.NONE,
+        confidence=0.8 if _ended_well(facts) else 0.3,
+        why="no line speaks of a failure"
+        + (", and the job says that it ended well." if _ended_well(facts) else "."),
+    )

@@ -1,0 +1,295 @@
+"""Reads one log, however long, and keeps what rules and marks find in it.
+
+Used by investigation.py, and by the agent on lines as they come. Memory is bounded: of equal
+findings of one speaker the first is kept and the others are counted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Callable
+
+import msgspec
+
+from everstep.diagnosis.exits import Exits
+from everstep.diagnosis.findings import Exit, Finding, Place, Speaker
+from everstep.diagnosis.labels import repeated, section_of, speaker_of, speaker_of_file
+from everstep.diagnosis.metrics import metric_scanner
+from everstep.diagnosis.rules import Mark, Means, Pattern, Rule, Rules, patterns_of
+from everstep.diagnosis.scanner import LINE_BYTES, Engine, Line, Scanner, fastest
+from everstep.diagnosis.stamps import stamp_of
+from everstep.diagnosis.steps import progress_in
+from everstep.diagnosis.text import clean, readable
+from everstep.diagnosis.tracebacks import LOOK_BACK_LINES, Trace, trace_before
+from everstep.diagnosis.who import Who
+from everstep.diagnosis.words import Role
+from everstep.model import Seconds, Value
+
+TAIL_BYTES = 256 << 10
+"""The end of a text is looked at for how far training came and who still printed."""
+_LOOK_BACK_BYTES = 64 << 10
+_LONGEST_LINE = 1 << 20
+"""A line that goes on for longer is read in pieces."""
+_NAMED_GROUPS = ("rank", "machine", "address")
+
+
+class Marked(Value, frozen=True, kw_only=True):
+    """A mark that was found."""
+
+    mark: str
+    means: Means
+    place: Place
+    speaker: Speaker
+    at: Seconds | None
+    attempt: int
+
+
+class Seen(Value, frozen=True, kw_only=True):
+    """Everything one log tells."""
+
+    file: str
+    findings: tuple[Finding, ...]
+    marks: tuple[Marked, ...]
+    exits: tuple[Exit, ...]
+    lines: int
+    progress: tuple[int, ...]
+    """Numbers of the lines at its end that report steps."""
+    last_lines: tuple[str, ...]
+    """Its end, for the case that nothing else is known."""
+
+
+class _Here(Value, frozen=True, kw_only=True):
+    """A line that was found, and what is known of it."""
+
+    shown: str
+    rest: str
+    """Without its labels."""
+    speaker: Speaker
+    place: Place
+    at: Seconds | None
+
+
+class Patterns:
+    """All rules, ready to be looked for; made once."""
+
+    def __init__(self, rules: Rules, engine: Callable[[list[bytes]], Engine] | None = None) -> None:
+        self.entries: list[Pattern] = patterns_of(rules)
+        made_by = engine or fastest()
+        self.scanner = Scanner([entry.regex for entry in self.entries], made_by)
+        self.metrics = metric_scanner(made_by)
+        self.compiled = [re.compile(entry.regex) for entry in self.entries]
+        self.unless = {
+            entry.owner.id: [re.compile(regex) for regex in entry.owner.unless]
+            for entry in self.entries
+        }
+
+
+class LogReader:
+    """One log, piece by piece."""
+
+    def __init__(
+        self,
+        file: str,
+        patterns: Patterns,
+        who: Who,
+        attempt: int = 0,
+        listener: Callable[[bytes, int], None] | None = None,
+    ) -> None:
+        """`listener` gets every piece, too, in whole lines, with the number of the first one."""
+        self._file = file
+        self._listener = listener
+        self._patterns = patterns
+        self._who = who
+        self._attempt = attempt
+        self._section = speaker_of_file(file)
+        self._left = b""
+        self._before = b""
+        self._lines = 0
+        self._tail: deque[bytes] = deque()
+        self._tail_bytes = 0
+        self._findings: dict[tuple[object, ...], Finding] = {}
+        self._marks: list[Marked] = []
+        self._exits = Exits()
+
+    def feed(self, chunk: bytes) -> None:
+        """The next piece, of any size."""
+        text = self._left + chunk
+        cut = text.rfind(b"\n") + 1
+        if cut == 0:
+            if len(text) < _LONGEST_LINE:
+                self._left = text
+                return
+            cut = len(text)
+        self._left = text[cut:]
+        self._read(text[:cut])
+
+    def finish(self) -> Seen:
+        """Everything that was found."""
+        if self._left:
+            self._read(self._left)
+            self._left = b""
+        text = b"".join(self._tail)
+        tail = [clean(line) for line in re.split(rb"[\r\n]", text.removesuffix(b"\n"))]
+        for line in tail:
+            speaker = self._speaker(line)[0]
+            if speaker.rank is not None:
+                self._who.seen.add(speaker.rank)
+        first = self._lines - len(tail) + 1
+        progress = progress_in(tail)
+        return Seen(
+            file=self._file,
+            findings=tuple(self._findings.values()),
+            marks=tuple(self._marks),
+            exits=tuple(self._exits.found),
+            lines=self._lines,
+            progress=tuple(first + number for number in progress.lines),
+            last_lines=tuple(readable(line) for line in tail[-20:] if line),
+        )
+
+    # --- one piece -------------------------------------------------------------------------------
+
+    def _read(self, text: bytes) -> None:
+        if self._listener is not None:
+            self._listener(text, self._lines + 1)
+        counted = at = 0
+        for line in self._patterns.scanner.lines(text):
+            counted += _breaks(text, at, line.start)
+            at = line.start
+            self._take(text, line, self._lines + counted + 1)
+        self._lines += _breaks(text, 0, len(text)) + (not text.endswith(b"\n"))
+        self._before = (self._before + text[-_LOOK_BACK_BYTES:])[-_LOOK_BACK_BYTES:]
+        self._tail.append(text[-TAIL_BYTES:])
+        self._tail_bytes += len(self._tail[-1])
+        while self._tail_bytes - len(self._tail[0]) >= TAIL_BYTES:
+            self._tail_bytes -= len(self._tail.popleft())
+
+    def _take(self, text: bytes, line: Line, number: int) -> None:
+        raw = text[line.start : line.end]
+        shown = clean(raw if len(raw) <= LINE_BYTES else raw[:LINE_BYTES])
+        section = section_of(shown)
+        if section is not None:
+            self._section = speaker_of_file(section)
+            return
+        speaker, rest = self._speaker(shown)
+        here = _Here(
+            shown=shown,
+            rest=rest,
+            speaker=speaker,
+            place=Place(file=self._file, line=number, text=readable(shown)),
+            at=stamp_of(shown),
+        )
+        for pattern in self._owners(line, shown):
+            if isinstance(pattern.owner, Mark):
+                self._mark(pattern.owner, here)
+            elif pattern.owner.role is not Role.NOISE:
+                self._find(pattern.owner, pattern, here, self._before_and(text, line.end))
+
+    def _before_and(self, text: bytes, end: int) -> bytes:
+        """What stands before this place, of the pieces before, too."""
+        if end >= _LOOK_BACK_BYTES:
+            return text[end - _LOOK_BACK_BYTES : end]
+        return self._before[-(_LOOK_BACK_BYTES - end) :] + text[:end]
+
+    def _mark(self, mark: Mark, here: _Here) -> None:
+        if mark.means is Means.MACHINE:
+            self._section = self._who.owner_named_in(here.shown) or self._section
+            return
+        if mark.means is Means.RESTART and self._findings:
+            self._attempt += 1
+        if mark.means is Means.IDENTITY:
+            self._who.learn(here.shown, here.speaker)
+            self._who.learn_nodes(here.shown, self._attempt)
+            return
+        if mark.means is Means.EXIT:
+            self._exits.take(here.rest, here.speaker, here.place, here.at, self._attempt)
+            return
+        self._marks.append(
+            Marked(
+                mark=mark.id,
+                means=mark.means,
+                place=here.place,
+                speaker=here.speaker,
+                at=here.at,
+                attempt=self._attempt,
+            )
+        )
+
+    def _find(self, rule: Rule, pattern: Pattern, here: _Here, text: bytes) -> None:
+        """Keep what a rule found, or count it."""
+        self._who.learn(here.shown, here.speaker)
+        named = _named(re.compile(pattern.regex), here.shown)
+        key = (rule.id, here.speaker, named, self._attempt)
+        times = repeated(here.shown)
+        known = self._findings.get(key)
+        if known is not None:
+            self._findings[key] = msgspec.structs.replace(known, repeated=known.repeated + times)
+            return
+        trace, step = Trace(), None
+        if rule.role is Role.ROOT:
+            before = _lines_before(text)
+            trace = trace_before(before, len(before) - 1)
+            step = progress_in(before).last_step
+        self._findings[key] = Finding(
+            rule=rule.id,
+            role=rule.role,
+            category=rule.category,
+            root=rule.root,
+            grade=rule.grade,
+            action=rule.first_action,
+            why=rule.why,
+            place=here.place,
+            speaker=here.speaker,
+            at=here.at,
+            attempt=self._attempt,
+            repeated=times,
+            undecided=rule.undecided,
+            traits=trace.traits,
+            step=step,
+            named=named,
+        )
+
+    def _owners(self, line: Line, shown: str) -> list[Pattern]:
+        """The patterns that truly speak about this line, one of each rule."""
+        found: dict[str, Pattern] = {}
+        for number in line.patterns:
+            entry = self._patterns.entries[number]
+            if entry.owner.id in found or not self._patterns.compiled[number].search(shown):
+                continue
+            if any(other.search(shown) for other in self._patterns.unless[entry.owner.id]):
+                continue
+            found[entry.owner.id] = entry
+        return list(found.values())
+
+    def _speaker(self, shown: str) -> tuple[Speaker, str]:
+        """From the line's labels, else from the name of its file or section."""
+        speaker, rest = speaker_of(shown)
+        if speaker.rank is None and speaker.machine is None:
+            speaker = msgspec.structs.replace(
+                speaker, rank=self._section.rank, machine=self._section.machine
+            )
+        elif speaker.machine is None and self._section.rank in {None, speaker.rank}:
+            speaker = msgspec.structs.replace(speaker, machine=self._section.machine)
+        return speaker, rest
+
+
+def _lines_before(text: bytes) -> list[str]:
+    """The last line of the text and some before it, readable."""
+    return [clean(line) for line in re.split(rb"[\r\n]+", text)[-LOOK_BACK_LINES:]]
+
+
+def _named(pattern: re.Pattern[str], shown: str) -> tuple[str, ...]:
+    """Whom the line names in the groups of its pattern, as "rank 3" or a machine's name."""
+    found = pattern.search(shown)
+    groups = found.groupdict() if found else {}
+    names = []
+    for group in _NAMED_GROUPS:
+        value = groups.get(group)
+        if value:
+            names.append(f"rank {value}" if group == "rank" else value)
+    return tuple(names)
+
+
+def _breaks(text: bytes, start: int, end: int) -> int:
+    """How many lines end there; a carriage return ends one, too."""
+    return text.count(b"\n", start, end) + text.count(b"\r", start, end)

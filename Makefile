@@ -5,13 +5,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.everstep-ready
 
-.PHONY: help venv demo test check format docs soak bench clean
+.PHONY: help venv demo test check format docs soak cases bench clean
 
 help:
 	@echo "make demo    train a small GPT on four stand-in machines, break each part once"
 	@echo "make test    check, then all tests"
 	@echo "make check   formatter, linter, types, import contract"
 	@echo "make soak    thousands of simulated seeds, SEEDS=5000"
+	@echo "make cases   how well diagnosis answers the failure cases"
 	@echo "make bench   restarts beside torchrun, checkpoints beside DCP and others"
 	@echo "make docs    write what is generated: docs/torchrun-flags.md, the frozen flags"
 
@@ -40,6 +41,9 @@ docs: $(READY)
 SEEDS ?= 5000
 soak: $(READY)
 	@$(BIN)/python -m everstep.sim --seeds $(SEEDS)
+
+cases: $(READY)
+	@$(BIN)/python scripts/cases.py
 
 bench: $(READY)
 	@$(BIN)/python bench/restart.py

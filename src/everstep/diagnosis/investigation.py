@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
 from everstep.diagnosis.answer import Answer
 from everstep.diagnosis.causes import Course
+from everstep.diagnosis.dumps import Dumps
 from everstep.diagnosis.findings import Finding, Site
 from everstep.diagnosis.judge import Facts, judge
 from everstep.diagnosis.logs import LogReader, Marked, Patterns, Seen
 from everstep.diagnosis.metrics import MetricLines
 from everstep.diagnosis.rules import Means, Rules
 from everstep.diagnosis.series import Collector
-from everstep.diagnosis.stacks import Stacks
 from everstep.diagnosis.who import Who
 from everstep.diagnosis.words import Grade, Role
 
@@ -28,16 +27,6 @@ DUMP_BYTES = 32 << 20
 _NO_LOG = frozenset({b"[", b"{", b"\x80"})
 """How JSON and pickles begin: a dump in these forms is no log besides."""
 _OF_MACHINES = frozenset({Grade.HOST, Grade.HARDWARE, Grade.DEVICE, Grade.NETWORK})
-
-
-class Dumps(Protocol):
-    """Keeps and judges all dumps of one kind: stacks, flight records, reports of NCCL."""
-
-    def take(self, file: str, data: bytes, attempt: int = 0) -> bool:
-        """Keep what a text shows; False if it is not of this kind."""
-
-    def findings(self, site: Site) -> list[Finding]:
-        """What all of them tell together."""
 
 
 class Text:
@@ -77,7 +66,7 @@ class Investigation:
         self._who = Who(site)
         self._seen: list[Seen] = []
         self._collector = Collector()
-        self._dumps: tuple[Dumps, ...] = (Stacks(),)
+        self._dumps = Dumps()
 
     def open(self, file: str, size_bytes: int | None = None) -> Text:
         """A text that is to be fed, and its size if known; close() takes what it told."""
@@ -90,7 +79,7 @@ class Investigation:
         """Take what a text told."""
         seen, whole = text.finish()
         attempt = _attempt_of(text.file)
-        taken = bool(whole) and any(kind.take(text.file, whole, attempt) for kind in self._dumps)
+        taken = bool(whole) and self._dumps.take(text.file, whole, attempt)
         if not (taken and whole.lstrip()[:1] in _NO_LOG):
             self._seen.append(seen)
 
@@ -98,8 +87,7 @@ class Investigation:
         """The judgement over all texts."""
         findings = [finding for seen in self._seen for finding in seen.findings]
         findings += self._collector.findings(self._site)
-        for kind in self._dumps:
-            findings += kind.findings(self._site)
+        findings += self._dumps.findings(self._site)
         marks = [mark for seen in self._seen for mark in seen.marks]
         exits = [ended for seen in self._seen for ended in seen.exits]
         facts = Facts(

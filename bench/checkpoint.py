@@ -35,6 +35,7 @@ from checkpoint_turns import (
 )
 from form import Row, arguments, report, table
 from launched import Everstep, Torchrun
+from orders import LEFTOVERS
 from rivals import DLROVER, LM_RESILIENCY, RivalMissing, installed
 
 LARGE = Sizes(layers=14, width=512)
@@ -44,8 +45,9 @@ SMALL = Sizes(layers=2, width=64)
 PACKAGES = {"dlrover": DLROVER, "lm_resiliency": LM_RESILIENCY}
 SHARD_BYTES = 512 << 20
 """What plain sockets move, each, beside backups of the large state."""
-NEEDED_BYTES = 19 << 30
-"""By both jobs with all rivals: the state twice, 7 GiB of slots, 6 GiB of the rivals', files."""
+ALONE = "lm_resiliency"
+NEEDED_BYTES = 16 << 30
+"""Both jobs: the state and its gradients twice, 7 GiB of everstep's, 5 GiB of the rivals'."""
 WARM_UNITS = 10
 """Of extra work, where nothing is measured."""
 
@@ -64,6 +66,8 @@ class Plan(NamedTuple):
     """How often everything is done."""
 
     large: tuple[Length, ...]
+    alone: tuple[Length, ...]
+    """Of the large state, with lm-resiliency: it keeps four copies, so it gets a job of its own."""
     small: tuple[Length, ...]
     kills: int
     rivals: tuple[str, ...]
@@ -73,16 +77,18 @@ class Plan(NamedTuple):
 QUICK = Plan(
     (Length(1.5, "", 1),),
     (),
+    (),
     kills=1,
     rivals=("dcp_staged", "dcp_async"),
     counts=Counts(none=2, saved=6, rival=2, before_kill=4),
 )
 WHOLE = Plan(
-    (Length(1.5, "", 4), Length(0.3, "_0_3s", 3), Length(5.0, "_5s", 1)),
+    (Length(1.5, "", 3), Length(0.3, "_0_3s", 3), Length(5.0, "_5s", 1)),
+    (Length(1.5, "", 2),),
     (Length(0.3, "_small", 3),),
     kills=5,
     # What keeps memory comes before what gives it back, or one hides in the other.
-    rivals=("dcp", "dcp_staged", *PACKAGES, "dcp_async"),
+    rivals=("dcp", "dcp_staged", "dlrover", "dcp_async"),
     # Between two kills 12: an incident is closed after 10, and three of them end a job.
     counts=Counts(none=3, saved=7, rival=3, before_kill=12),
 )
@@ -94,29 +100,68 @@ def main() -> None:
     plan = QUICK if args.quick else WHOLE
     findings = Findings()
     packages = rival_packages(plan, findings)
-    with sides(LARGE, plan.counts, packages) as (ours, theirs):
-        measure(plan.large, ours, theirs, plan.rivals, findings)
-        findings.backups_failed += ours.backups_failed()
-        kill(plan.kills, ours, findings)
-        note_memory(ours, theirs, findings)
-        if "dcp" in plan.rivals:
-            findings.dcp_load_s += [theirs.dcp_load_s() for _ in range(plan.kills)]
+    with tempfile.TemporaryDirectory(prefix="everstep-bench-", dir=SHM) as memory:
+        large(plan, Path(memory), packages, findings)
     if plan.small:
-        with sides(SMALL, plan.counts, packages) as (ours, theirs):
-            measure(plan.small, ours, theirs, plan.rivals, findings)
+        with tempfile.TemporaryDirectory(prefix="everstep-bench-", dir=SHM) as memory:
+            small(plan, Path(memory), packages, findings)
     report([*rows_of(findings), Row("took_s", time.monotonic() - begun)], args.json)
     table(summary_of(findings))
 
 
+def large(plan: Plan, memory: Path, packages: Sequence[Path], findings: Findings) -> None:
+    need(NEEDED_BYTES)
+    with everstep_job(memory, LARGE) as (files, job):
+        with rival_job(memory, LARGE, packages) as (rival_files, rival):
+            started(job, rival)
+            ours = EverstepSide(job, files, plan.counts)
+            theirs = RivalSide(rival, rival_files, plan.counts)
+            work = calibrated(ours)
+            measure(plan.large, work, ours, theirs, plan.rivals, findings)
+            if "dcp" in plan.rivals:
+                findings.dcp_load_s += [theirs.dcp_load_s() for _ in range(plan.kills)]
+            findings.memory |= theirs.memory
+        if plan.alone:
+            with rival_job(memory, LARGE, packages) as (rival_files, rival):
+                started(rival)
+                theirs = RivalSide(rival, rival_files, plan.counts)
+                measure(plan.alone, work, ours, theirs, [ALONE], findings)
+                findings.memory |= theirs.memory
+        findings.backups_failed += ours.backups_failed()
+        for number in range(plan.kills):
+            findings.kills.append(ours.kill(rank=number % RANKS))
+            say(f"kill {number + 1} of {plan.kills}: {findings.kills[-1]}")
+        sizes = ours.shared_memory_bytes()
+        findings.memory["everstep"] = sizes["slots"]
+        findings.memory["everstep_kept_for_peers"] = sizes["kept for peers"]
+
+
+def small(plan: Plan, memory: Path, packages: Sequence[Path], findings: Findings) -> None:
+    with (
+        everstep_job(memory, SMALL) as (files, job),
+        rival_job(memory, SMALL, packages) as (rival_files, rival),
+    ):
+        started(job, rival)
+        ours = EverstepSide(job, files, plan.counts)
+        theirs = RivalSide(rival, rival_files, plan.counts)
+        measure(plan.small, calibrated(ours), ours, theirs, [*plan.rivals, ALONE], findings)
+
+
+def need(wanted: int) -> None:
+    """Better to refuse than to be killed in the middle."""
+    available = available_bytes()
+    if available < wanted:
+        gib = 1 << 30
+        raise SystemExit(
+            f"bench/checkpoint.py needs {wanted / gib:.0f} GiB of memory,"
+            f" and {available / gib:.1f} GiB are available: end something else first"
+        )
+
+
 def rival_packages(plan: Plan, findings: Findings) -> list[Path]:
     """Where the rivals of the plan are; notes the reasons of those that are not."""
-    findings.missing |= {name: "left out by --quick" for name in TITLES if name not in plan.rivals}
-    available = available_bytes()
-    if "lm_resiliency" in plan.rivals and available < NEEDED_BYTES:
-        findings.missing["lm_resiliency"] = (
-            f"it keeps four copies, {NEEDED_BYTES >> 30} GiB in all with everything else,"
-            f" and {available / (1 << 30):.1f} GiB are available"
-        )
+    tried = (*plan.rivals, ALONE) if plan.alone else plan.rivals
+    findings.missing |= {name: "left out by --quick" for name in TITLES if name not in tried}
     packages = []
     for name, rival in PACKAGES.items():
         if name not in findings.missing:
@@ -135,20 +180,35 @@ def available_bytes() -> int:
     raise AssertionError("every Linux since 3.14 says it")
 
 
+class Work(NamedTuple):
+    """What forward and backward take here as they are, and what a unit of extra work adds."""
+
+    plain_s: float
+    unit_s: float
+
+    def units(self, compute_s: float) -> int:
+        return max(0, round((compute_s - self.plain_s) / self.unit_s))
+
+
+def calibrated(ours: EverstepSide) -> Work:
+    """And all memory of everstep's is faulted in."""
+    work = Work(*ours.unit_s())
+    say(f"forward and backward take {work.plain_s:.3f} s, first saves fault memory in")
+    ours.warm_up(WARM_UNITS)
+    return work
+
+
 def measure(
     lengths: Sequence[Length],
+    work: Work,
     ours: EverstepSide,
     theirs: RivalSide,
     savers: Sequence[str],
     findings: Findings,
 ) -> None:
-    plain_s, unit_s = ours.unit_s()
-    say(f"forward and backward {plain_s:.3f} s, a unit of extra work {unit_s * 1e3:.2f} ms")
-    say("first saves: memory is faulted in")
-    ours.warm_up(WARM_UNITS)
     theirs.missing |= findings.missing
     for length in lengths:
-        units = max(0, round((length.compute_s - plain_s) / unit_s))
+        units = work.units(length.compute_s)
         for number in range(length.rounds):
             say(f"steps of {length.compute_s} s: round {number + 1} of {length.rounds}")
             seen = ours.round(units), theirs.round(units, savers)
@@ -165,43 +225,31 @@ def told(ours: EverstepRound, theirs: dict[str, Seen]) -> str:
     return "  blocked s: " + ", ".join(f"{n} {seen.blocked_s:.4f}" for n, seen in figures.items())
 
 
-def kill(kills: int, ours: EverstepSide, findings: Findings) -> None:
-    for number in range(kills):
-        findings.kills.append(ours.kill(rank=number % RANKS))
-        say(f"kill {number + 1} of {kills}: {findings.kills[-1]}")
-
-
-def note_memory(ours: EverstepSide, theirs: RivalSide, findings: Findings) -> None:
-    sizes = ours.shared_memory_bytes()
-    findings.memory["everstep"] = sizes["slots"]
-    findings.memory["everstep_kept_for_peers"] = sizes["kept for peers"]
-    findings.memory |= theirs.memory
+@contextmanager
+def everstep_job(memory: Path, sizes: Sizes) -> Iterator[tuple[Path, Everstep]]:
+    """The job, and the directory of its files."""
+    with tempfile.TemporaryDirectory(prefix="everstep-bench-") as name:
+        files = Path(name)
+        with Everstep(files / "job", program(files, memory, sizes), FLAGS) as job:
+            yield files, job
 
 
 @contextmanager
-def sides(
-    sizes: Sizes, counts: Counts, packages: Sequence[Path]
-) -> Iterator[tuple[EverstepSide, RivalSide]]:
-    """Both jobs, started at the same time."""
+def rival_job(
+    memory: Path, sizes: Sizes, packages: Sequence[Path]
+) -> Iterator[tuple[Path, Torchrun]]:
+    """The same of torchrun."""
     with ExitStack() as stack:
-        names = [
-            stack.enter_context(tempfile.TemporaryDirectory(prefix="everstep-bench-", dir=at))
-            for at in (None, None, SHM)
-        ]
-        ours_at, theirs_at, memory = map(Path, names)
+        name = stack.enter_context(tempfile.TemporaryDirectory(prefix="everstep-bench-"))
+        files = Path(name)
         stack.callback(remove_leftovers, memory)
-        ours = Everstep(ours_at / "job", program(ours_at, memory, sizes), FLAGS)
-        theirs = Torchrun(theirs_at / "job", program(theirs_at, memory, sizes), packages)
-        for job in (ours, theirs):
-            stack.enter_context(job)
-        for job in (ours, theirs):
-            started(job)
-        yield EverstepSide(ours, ours_at, counts), RivalSide(theirs, theirs_at, counts)
+        job = Torchrun(files / "job", program(files, memory, sizes), packages)
+        yield files, stack.enter_context(job)
 
 
 def remove_leftovers(memory: Path) -> None:
     """What DLRover leaves in shared memory, and its sockets, once its processes are gone."""
-    note = memory / "dlrover-leaves"
+    note = memory / LEFTOVERS
     if note.exists():
         name = note.read_text()
         for segment in SHM.glob(f"{name}_*"):

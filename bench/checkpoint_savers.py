@@ -16,15 +16,13 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
+from orders import LEFTOVERS
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save, save
 
 from everstep.trainer.checkpoint import Checkpoint
 from everstep.trainer.run import Run
-
-LEFTOVERS = "dlrover-leaves"
-"""File with the name under which DLRover leaves things behind, outside of the directory."""
 
 
 class State:

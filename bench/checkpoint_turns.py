@@ -10,6 +10,7 @@ import json
 import random
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from statistics import mean, median
 from typing import NamedTuple
@@ -26,7 +27,7 @@ RANKS = 2
 SHM = Path("/dev/shm")
 BACKUP_EVERY = 2
 """Fewest steps from one backup step to the next: more backups than the default of 10 gives."""
-PROBE_STEPS, PROBE_UNITS = 4, 100
+PROBE_STEPS, PROBE_UNITS = 3, 100
 """To see what a unit of extra work takes here."""
 WARM_BACKUPS = 2
 """Then both places for received shards are in use: their memory is there."""
@@ -111,7 +112,7 @@ def program(files: Path, memory: Path, sizes: Sizes) -> Program:
     """checkpoint_script.py as a Directed with the same `files` expects it."""
     words = ("--orders", files / "orders", "--told", files / "told", "--memory", memory)
     model = ("--layers", sizes.layers, "--width", sizes.width)
-    return Program("checkpoint_script.py", tuple(map(str, words + model)), RANKS)
+    return Program("checkpoint_script.py", tuple(map(str, words + model)), RANKS, 0)
 
 
 class EverstepSide:
@@ -250,24 +251,28 @@ class RivalSide:
         """Rivals that do not run here, and why."""
         self.memory: dict[str, int] = {}
         """What each takes of the ranks' memory beyond the state itself."""
+        self._left_bytes = self._turn(NONE, 0, 2).left_bytes
 
     def round(self, units: int, savers: Sequence[str]) -> dict[str, Seen]:
-        """Steps without saves, then each rival's, then without."""
-        before = newest = self._turn(NONE, units, self._counts.none)
+        """Each rival's steps, and in the middle of them steps without saves."""
+        tried = [saver for saver in savers if saver not in self.missing]
+        half = len(tried) // 2
+        turns = self._turns(units, tried[:half])
+        none = self._turn(NONE, units, self._counts.none)
+        turns |= self._turns(units, tried[half:])
+        return {saver: seen_in(turn.steps, none.step_s) for saver, turn in turns.items()}
+
+    def _turns(self, units: int, savers: Sequence[str]) -> dict[str, Turn]:
         turns = {}
         for saver in savers:
-            if saver in self.missing:
-                continue
             turn = self._turn(saver, units, self._counts.rival)
             if turn.error:
                 self.missing[saver] = turn.error
                 continue
-            grown = turn.memory_bytes - newest.left_bytes
-            self.memory.setdefault(saver, grown)
-            turns[saver] = newest = turn
-        after = self._turn(NONE, units, self._counts.none)
-        none_s = mean((before.step_s, after.step_s))
-        return {saver: seen_in(turn.steps, none_s) for saver, turn in turns.items()}
+            self.memory.setdefault(saver, turn.memory_bytes - self._left_bytes)
+            self._left_bytes = turn.left_bytes
+            turns[saver] = turn
+        return turns
 
     def dcp_load_s(self) -> float:
         """Of the slowest rank: what DCP takes to load what it saved last, from files in memory."""
@@ -278,9 +283,10 @@ class RivalSide:
         return self.directed.carry_out(Order(saver=saver, units=units, steps=steps))
 
 
-def started(job: Job) -> None:
+def started(*jobs: Job) -> None:
     """Wait until all ranks are ready for orders."""
-    job.wait(lambda: job.reached("restored", 0) is not None, "start")
+    for job in jobs:
+        job.wait(partial(job.reached, "restored", 0), "start")
 
 
 def seen_in(steps: Sequence[Step], none_s: float) -> Seen:

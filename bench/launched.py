@@ -42,6 +42,7 @@ class Program(NamedTuple):
     script: str
     words: tuple[str, ...]
     ranks: int
+    max_restarts: int = 100
 
 
 class Mark(NamedTuple):
@@ -67,6 +68,7 @@ class Job:
     def __init__(self, directory: Path, program: Program) -> None:
         self.directory = directory
         self.ranks = program.ranks
+        self._max_restarts = program.max_restarts
         self.output = directory / "output"
         self._marks = directory / "marks"
         self._marks.mkdir(parents=True)
@@ -88,6 +90,10 @@ class Job:
 
     def _start(self, output: IO[bytes]) -> None:
         raise NotImplementedError
+
+    def over(self) -> bool:
+        """Whether it has ended by itself."""
+        return False
 
     def processes(self) -> list[Process]:
         """Every process of the job, ranks included."""
@@ -162,11 +168,13 @@ class Job:
     def wait_steps(self, restart: int, count: int) -> None:
         self.wait(lambda: self.steps(restart) >= count, f"{count} steps after {restart} restarts")
 
-    def wait(self, condition: Callable[[], bool], what: str, within_s: float = PATIENCE_S) -> None:
-        """Poll until the condition holds; Stuck when it takes longer."""
+    def wait(
+        self, condition: Callable[[], object], what: str, within_s: float = PATIENCE_S
+    ) -> None:
+        """Poll until the condition is true; Stuck when it takes longer, or the job is over."""
         deadline = time.monotonic() + within_s
         while not condition():
-            if time.monotonic() > deadline:
+            if time.monotonic() > deadline or self.over():
                 tail = self.output.read_text(errors="replace")[-2000:]
                 raise Stuck(f"{self.name}: no {what} within {within_s:.0f} s\n{tail}")
             time.sleep(POLL_S)
@@ -214,7 +222,7 @@ class Torchrun(Job):
     def _command(self) -> list[str]:
         return [
             *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-            *("--nproc-per-node", str(self.ranks), "--max-restarts", "100"),
+            *("--nproc-per-node", str(self.ranks), "--max-restarts", str(self._max_restarts)),
             *self._script,
         ]
 
@@ -222,6 +230,9 @@ class Torchrun(Job):
         env = environment()
         path = os.pathsep.join((env["PYTHONPATH"], *map(str, self._packages)))
         return env | {"PYTHONPATH": path, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+
+    def over(self) -> bool:
+        return self._agent.poll() is not None
 
     def processes(self) -> list[Process]:
         agent = identify(self._agent.pid)

@@ -11,6 +11,9 @@ from pathlib import Path
 
 import msgspec
 
+LEFTOVERS = "dlrover-leaves"
+"""File in the directory for checkpoints: the name under which DLRover leaves things elsewhere."""
+
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
     """One turn: so many steps, each saved in this way."""

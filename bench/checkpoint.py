@@ -38,6 +38,7 @@ from launched import Everstep, Torchrun
 from orders import LEFTOVERS
 from rivals import DLROVER, LM_RESILIENCY, RivalMissing, installed
 
+BEGUN_S = time.monotonic()
 LARGE = Sizes(layers=14, width=512)
 """512 MiB on each rank: parameters and two moments of AdamW, 581 tensors."""
 SMALL = Sizes(layers=2, width=64)
@@ -48,6 +49,8 @@ SHARD_BYTES = 512 << 20
 ALONE = "lm_resiliency"
 NEEDED_BYTES = 16 << 30
 """Both jobs: the state and its gradients twice, 7 GiB of everstep's, 5 GiB of the rivals'."""
+SHORT_S = 0.3
+"""Forward and backward while transfers are measured."""
 WARM_UNITS = 10
 """Of extra work, where nothing is measured."""
 
@@ -96,7 +99,6 @@ WHOLE = Plan(
 
 def main() -> None:
     args = arguments("What a checkpoint of every step costs.")
-    begun = time.monotonic()
     plan = QUICK if args.quick else WHOLE
     findings = Findings()
     packages = rival_packages(plan, findings)
@@ -105,7 +107,7 @@ def main() -> None:
     if plan.small:
         with tempfile.TemporaryDirectory(prefix="everstep-bench-", dir=SHM) as memory:
             small(plan, Path(memory), packages, findings)
-    report([*rows_of(findings), Row("took_s", time.monotonic() - begun)], args.json)
+    report([*rows_of(findings), Row("took_s", time.monotonic() - BEGUN_S)], args.json)
     table(summary_of(findings))
 
 
@@ -215,7 +217,9 @@ def measure(
             findings.add(length.suffix, *seen)
             say(told(*seen))
             if not length.suffix:
-                findings.sockets.append(ours.socket_bytes_per_s(units, SHARD_BYTES))
+                moved = ours.transfers(work.units(SHORT_S), SHARD_BYTES)
+                say(f"  {moved}")
+                findings.transfers.append(moved)
     findings.missing |= theirs.missing
 
 
@@ -258,7 +262,7 @@ def remove_leftovers(memory: Path) -> None:
 
 
 def say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    print(f"{time.monotonic() - BEGUN_S:4.0f} s  {line}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from statistics import median
 from typing import NamedTuple
 
-from checkpoint_turns import EverstepRound, Kill, Seen
+from checkpoint_turns import EverstepRound, Kill, Seen, Transfers
 from form import Row
 
 PEERS = ("dcp_async", "dcp_staged", "dlrover", "lm_resiliency")
@@ -44,8 +44,7 @@ class Findings:
         """Rivals without figures, and why."""
         self.samples: dict[str, Sample] = {}
         """By the suffix of their keys; the empty one is the main row."""
-        self.sockets: list[float] = []
-        """Bytes per second of plain sockets."""
+        self.transfers: list[Transfers] = []
         self.kills: list[Kill] = []
         self.dcp_load_s: list[float] = []
         self.memory: dict[str, int] = {}
@@ -130,15 +129,15 @@ def _copies(findings: Findings, sample: Sample) -> list[Row]:
 
 
 def _backups(findings: Findings, sample: Sample) -> list[Row]:
-    rates = [backup.bytes_per_s for each in sample.everstep for backup in each.backups]
     adds = [each.backup_adds_s for each in sample.everstep if each.backup_adds_s is not None]
-    rate = median(rates) if rates else None
-    tcp = median(findings.sockets)
+    backups = [moved.backups for moved in findings.transfers]
+    sockets = [moved.sockets for moved in findings.transfers]
+    over = [moved.backups / moved.sockets for moved in findings.transfers]
     under = "both directions, while the ranks train"
     return [
-        Row("backup_bytes_per_s", rate, note=f"{under}; {len(rates)} backups"),
-        Row("tcp_bytes_per_s", tcp, note=f"plain sockets, {under}"),
-        Row("backup_over_tcp", rate / tcp if rate else None, at_least=0.5),
+        Row("backup_bytes_per_s", median(backups), note=f"{under}, {_spread(backups)}"),
+        Row("tcp_bytes_per_s", median(sockets), note=f"plain sockets, {under}, {_spread(sockets)}"),
+        Row("backup_over_tcp", median(over), at_least=0.5, note=_spread(over)),
         Row(
             "backup_adds_s",
             median(adds) if adds else None,

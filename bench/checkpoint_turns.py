@@ -26,11 +26,12 @@ from everstep.events import BackupFailed, StepBackedUp
 RANKS = 2
 SHM = Path("/dev/shm")
 BACKUP_EVERY = 2
-"""Fewest steps from one backup step to the next: more backups than the default of 10 gives."""
+"""Fewest steps from one backup step to the next: many more backups than the default of 10 gives."""
 PROBE_STEPS, PROBE_UNITS = 3, 100
 """To see what a unit of extra work takes here."""
 WARM_BACKUPS = 2
 """Then both places for received shards are in use: their memory is there."""
+UNPACED_BACKUPS = 2
 COPIES = 3
 """Plain copies of memory after each kill."""
 NONE = "none"
@@ -108,6 +109,13 @@ class EverstepRound(NamedTuple):
     """Of all steps."""
 
 
+class Transfers(NamedTuple):
+    """Bytes per second in both directions together, of backups and of plain sockets."""
+
+    backups: float
+    sockets: float
+
+
 def program(files: Path, memory: Path, sizes: Sizes) -> Program:
     """checkpoint_script.py as a Directed with the same `files` expects it."""
     words = ("--orders", files / "orders", "--told", files / "told", "--memory", memory)
@@ -157,14 +165,23 @@ class EverstepSide:
         ratio = mean(step.step_s for step in saved.steps) / none_s
         return EverstepRound(seen, backups, adds_s, ratio)
 
-    def socket_bytes_per_s(self, units: int, bytes_per_flow: int) -> float:
-        """What plain sockets move while the ranks train, as they do during backups."""
-        turn = self.directed.begin(Order(saver=NONE, units=units))
-        time.sleep(0.2)
+    def transfers(self, units: int, bytes_per_flow: int) -> Transfers:
+        """Backups, and plain sockets, while the ranks train. Short steps: no backup is paced then,
+        since half the time until the next one is less than it takes.
+        """
+        earlier = len(self.backups())
+        turn = self.directed.begin(Order(saver=EVERSTEP, units=units))
+        wanted = earlier + 1 + UNPACED_BACKUPS
+        self.job.wait(lambda: len(self.backups()) >= wanted, f"{wanted} backups")
+        training = self.directed.begin(Order(saver=NONE, units=units))
+        self.directed.finish(turn)
+        self._wait_for_backups()
         moved = throughput(bytes_per_flow)
         self._turn(NONE, 0, 1)
-        self.directed.finish(turn)
-        return moved
+        self.directed.finish(training)
+        # The first was still paced for the steps before.
+        backups = self.backups()[earlier + 1 : wanted]
+        return Transfers(median(backup.bytes_per_s for backup in backups), moved)
 
     def kill(self, rank: int) -> Kill:
         """Kill it at a random moment of a step, while all steps are saved."""

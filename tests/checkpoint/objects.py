@@ -16,6 +16,16 @@ from everstep.model import Generation, Rank, Step
 
 torch.set_num_threads(1)
 """Ranks that share a machine have one each, and forked ranks must not inherit a pool of them."""
+DTYPES = sorted(
+    {
+        value
+        for value in vars(torch).values()
+        if isinstance(value, torch.dtype)
+        and not str(value).startswith(("torch.q", "torch.bits", "torch.bit", "torch.complex32"))
+    },
+    key=str,
+)
+"""All element types of this torch but the quantized ones."""
 
 
 class Box:
@@ -74,3 +84,10 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def _row_major(tensor: torch.Tensor) -> tuple[int, ...]:
     return tuple(torch.empty(tensor.shape).stride())
+
+
+def of_dtype(dtype: torch.dtype) -> torch.Tensor:
+    """Six elements that differ."""
+    size = 6 * dtype.itemsize
+    raw = torch.arange(1, size + 1, dtype=torch.uint8)
+    return (raw % 2 if dtype == torch.bool else raw).view(dtype)

@@ -17,23 +17,15 @@ from everstep.checkpoint.format import Shard, ShardBad, tensor_at
 from everstep.checkpoint.guard import Guard
 from everstep.checkpoint.load import DoesNotFit, Loader
 from everstep.model import Step
-from tests.checkpoint.objects import Box, same_bits, shard_of, snapshot_of, through_a_shard
-
-DTYPES = sorted(
-    {
-        value
-        for value in vars(torch).values()
-        if isinstance(value, torch.dtype)
-        and not str(value).startswith(("torch.q", "torch.bits", "torch.bit", "torch.complex32"))
-    },
-    key=str,
+from tests.checkpoint.objects import (
+    DTYPES,
+    Box,
+    of_dtype,
+    same_bits,
+    shard_of,
+    snapshot_of,
+    through_a_shard,
 )
-
-
-def of_dtype(dtype: torch.dtype) -> torch.Tensor:
-    size = 6 * dtype.itemsize
-    raw = torch.arange(1, size + 1, dtype=torch.uint8)
-    return (raw % 2 if dtype == torch.bool else raw).view(dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

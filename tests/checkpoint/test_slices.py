@@ -26,7 +26,8 @@ from everstep.checkpoint.format import (
     pack_index,
     padded,
 )
-from everstep.model import Generation, Rank, Step
+from everstep.checkpoint.tier import Tier, tier_at
+from everstep.model import Generation, Published, Rank, Step
 from tests.checkpoint.nets import Training, checkpoint, same
 from tests.checkpoint.ranks import Ranks
 
@@ -194,7 +195,7 @@ def save_and_restore_from_disk(layout: str, shm: str, directory: str, spoil: int
     training = save_once(layout, shm, spoil)
     dist.barrier()
     if dist.get_rank() == 0:
-        to_disk(Path(shm), Path(directory), spoilt=spoil >= 0)
+        to_disk(Path(shm), tier_at(directory), spoilt=spoil >= 0)
     dist.barrier()
     again = Training(layout, seed=3)
     empty = f"{shm}/of-a-new-machine"
@@ -203,17 +204,19 @@ def save_and_restore_from_disk(layout: str, shm: str, directory: str, spoil: int
     assert same(again.bits(), training.bits())
 
 
-def to_disk(shm: Path, directory: Path, *, spoilt: bool) -> None:
+def to_disk(shm: Path, tier: Tier, *, spoilt: bool) -> None:
     """As agents and the controller do; a second time, if replicas were none."""
-    for rank in range(dist.get_world_size()):
-        disk.persist(shm, Rank(rank), STEP, directory)
+    size = dist.get_world_size()
+    step = Published(step=STEP, generation=Generation(1))
+    for rank in range(size):
+        tier.persist(shm, Rank(rank), STEP)
     if spoilt:
         why = "of 'model' is not the same on ranks 0 and 1.* and the next is written whole"
         with pytest.raises(ShardBad, match=why):
-            disk.publish(directory, STEP, Generation(1), dist.get_world_size(), keep=2)
-        for rank in range(dist.get_world_size()):
-            disk.persist(shm, Rank(rank), STEP, directory)
-    disk.publish(directory, STEP, Generation(1), dist.get_world_size(), keep=2)
+            tier.publish(step, size, keep=2)
+        for rank in range(size):
+            tier.persist(shm, Rank(rank), STEP)
+    tier.publish(step, size, keep=2)
 
 
 @pytest.mark.parametrize(("layout", "size"), [("ddp", 3), ("hsdp", 4), ("fsdp-tp", 4)])
@@ -225,6 +228,32 @@ def test_each_rank_restores_its_state_from_everybodys_slices(
     sliced = [slices.head_of(slots_payload(tmp_path, rank)) is not None for rank in range(size)]
     assert all(sliced)
     assert disk.manifest_of(tmp_path, STEP).replicas
+
+
+def test_a_store_has_the_slices_of_a_directory_and_gives_whole_shards(
+    ranks: Ranks, shm: Path, tmp_path: Path
+) -> None:
+    url = f"local://{tmp_path}"
+    ranks.run(3, save_and_restore_from_disk, "ddp", shm, url, -1)
+    tier = tier_at(url)
+    assert tier.manifest(STEP).replicas == (ALL,)
+    for rank in ALL:
+        written = memoryview(slots.map_private(tmp_path / f"step-{STEP}/gen-1/rank-{rank}.shard"))
+        assert slices.head_of(written[4096:]) is not None
+        assert slices.head_of(tier.read(Expected(step=STEP, rank=rank)).payload) is None
+    assert not (tmp_path / disk.WHOLE).exists()
+
+
+def test_replicas_that_are_none_are_found_out_in_a_store_too(
+    ranks: Ranks, shm: Path, tmp_path: Path
+) -> None:
+    url = f"local://{tmp_path}"
+    ranks.run(2, save_and_restore_from_disk, "ddp", shm, url, 1)
+    assert "'model' is not the same" in (tmp_path / disk.WHOLE).read_text()
+    tier = tier_at(url)
+    assert tier.manifest(STEP).replicas == ()
+    for rank in range(2):
+        tier.read(Expected(step=STEP, rank=Rank(rank))).verify()
 
 
 def slots_payload(directory: Path, rank: int) -> memoryview:

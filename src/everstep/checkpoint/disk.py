@@ -16,7 +16,8 @@ import os
 import re
 import shutil
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -24,7 +25,7 @@ import msgspec
 from everstep.checkpoint import format as shards
 from everstep.checkpoint import slices, slots
 from everstep.checkpoint.format import CHUNK_BYTES, PAGE, Expected, Header, Shard, ShardBad
-from everstep.checkpoint.slices import Part
+from everstep.checkpoint.slices import ReplicasDiffer
 from everstep.checkpoint.slots import ShardLost, ShardMissing
 from everstep.model import Generation, Published, Rank, Step, Value
 
@@ -70,8 +71,8 @@ def persist(shm: Path, rank: Rank, step: Step, directory: Path) -> Path:
     """
     shard = slots.find(shm, Expected(step=step, rank=rank))
     _withdraw_other(directory, step, shard.header.generation)
-    part = None if (directory / WHOLE).exists() else _cut(shard)
-    return copy_shard(shm, shard, directory, part, _go_on)
+    chunks = slices.chunks_of(shard, whole=(directory / WHOLE).exists())
+    return copy_shard(shm, shard, directory, chunks, _go_on)
 
 
 def _go_on() -> None:
@@ -79,9 +80,13 @@ def _go_on() -> None:
 
 
 def copy_shard(
-    shm: Path, shard: Shard, directory: Path, part: Part | None, go_on: Callable[[], None]
+    shm: Path,
+    shard: Shard,
+    directory: Path,
+    chunks: Sequence[memoryview],
+    go_on: Callable[[], None],
 ) -> Path:
-    """Write a slot's shard, or this part of it, below `directory`. Raises as persist() does.
+    """Write a slot's shard below `directory`, as these chunks. Raises as persist() does.
 
     `go_on` is called before every chunk, and may raise to end it: nothing is left then.
     """
@@ -89,7 +94,7 @@ def copy_shard(
     _make_dir(path.parent)
     temporary = path.with_suffix(".tmp")
     try:
-        _write_shard(temporary, shard, part, go_on)
+        _write_shard(temporary, shard.header, chunks, go_on)
         _check_kept(shm, shard.header)
         temporary.rename(path)
     except BaseException:
@@ -108,21 +113,11 @@ def _check_kept(shm: Path, header: Header) -> None:
         )
 
 
-def _cut(shard: Shard) -> Part | None:
-    """An index that cannot be read is a slot that is being overwritten, which persist() notices, or
-    one that was damaged, which restoring does.
-    """
-    try:
-        return slices.cut(shard)
-    except ShardBad:
-        return None
-
-
-def _write_shard(path: Path, shard: Shard, part: Part | None, go_on: Callable[[], None]) -> None:
+def _write_shard(
+    path: Path, header: Header, chunks: Sequence[memoryview], go_on: Callable[[], None]
+) -> None:
     """Write and fsync the file."""
-    chunks = [shard.payload] if part is None else part.chunks
-    size = sum(map(len, chunks))
-    header = msgspec.structs.replace(shard.header, payload_bytes=size)
+    header = msgspec.structs.replace(header, payload_bytes=sum(map(len, chunks)))
     crc = 0
     with path.open("wb", buffering=0) as file:
         file.write(b"\0" * PAGE)
@@ -186,12 +181,16 @@ def _check_replicas(directory: Path, step: Step, world_size: int) -> tuple[tuple
     heads = {}
     for rank in map(Rank, range(world_size)):
         heads[rank] = slices.head_of(open_file(directory, Expected(step=step, rank=rank)).payload)
-    why = slices.differing(heads)
-    if why is not None:
-        _write_atomically(directory / WHOLE, f"step {step}: {why}\n".encode())
-        raise ShardBad(f"{why}: step {step} is no use on disk, and the next is written whole")
-    sets = {members for head in heads.values() if head for members in head.replicas}
-    return tuple(sorted(sets))
+    try:
+        return slices.sets_of(heads)
+    except ReplicasDiffer as error:
+        _write_atomically(directory / WHOLE, why_whole(step, error))
+        raise
+
+
+def why_whole(step: Step, error: ReplicasDiffer) -> bytes:
+    """Content of the file WHOLE: what happened, for people."""
+    return f"step {step}: {error}\n".encode()
 
 
 def published(directory: Path) -> list[Published]:
@@ -266,21 +265,7 @@ def read(directory: Path, expected: Expected) -> Shard:
     """Open the rank's shard of a published step. Raises ShardMissing or ShardBad."""
     manifest_of(directory, expected.step)
     shard = open_file(directory, expected)
-    if slices.head_of(shard.payload) is None:
-        return shard
-    shard.verify()
-    header = shard.header
-
-    def open_other(rank: Rank) -> Shard:
-        wanted = Expected(
-            step=header.step,
-            rank=rank,
-            generation=header.generation,
-            world_size=header.world_size,
-        )
-        return open_file(directory, wanted)
-
-    return slices.join(shard, open_other)
+    return slices.whole(shard, partial(open_file, directory))
 
 
 def open_file(directory: Path, expected: Expected) -> Shard:

@@ -260,9 +260,8 @@ def unpack_index(payload: memoryview, size: int | None = None) -> tuple[ShardInd
     return index, tensors_at
 
 
-def crc_of(payload: memoryview) -> int:
-    """CRC-32 of the payload. zlib holds no GIL meanwhile."""
-    crc = 0
+def crc_of(payload: memoryview, crc: int = 0) -> int:
+    """CRC-32 of the payload, after what `crc` is of. zlib holds no GIL meanwhile."""
     for at in range(0, len(payload), CHUNK_BYTES):
         crc = zlib.crc32(payload[at : at + CHUNK_BYTES], crc)
     return crc

@@ -25,7 +25,7 @@ def persist(shm: Path, rank: Rank, step: Step, directory: Path, go_on: Callable[
     `go_on` is called before every chunk, and may raise to end it.
     """
     shard = slots.find(shm, Expected(step=step, rank=rank))
-    disk.copy_shard(shm, shard, directory, None, go_on)
+    disk.copy_shard(shm, shard, directory, [shard.payload], go_on)
 
 
 def inventory(directory: Path) -> list[Copy]:

@@ -1,6 +1,6 @@
 """The remote tier: whole steps in an object store or whatever else fsspec reaches.
 
-    URL/step-N/gen-G/rank-R.shard     the same bytes as the slot in memory, with its checksum
+    URL/step-N/gen-G/rank-R.shard     as in a directory (disk.py), in slices where ranks share
     URL/step-N/manifest.json          written last, when every rank's shard is there: published
 
 There are no renames and no locks in an object store. So the shards of each generation have names of
@@ -13,6 +13,7 @@ package raises become TierFailed.
 from __future__ import annotations
 
 import contextlib
+import functools
 import mmap
 import re
 from collections.abc import Iterator
@@ -24,9 +25,10 @@ import fsspec
 import msgspec
 
 from everstep.checkpoint import format as shards
-from everstep.checkpoint import slots
-from everstep.checkpoint.disk import KEEP_MIN, MANIFEST, Manifest
-from everstep.checkpoint.format import CHUNK_BYTES, PAGE, Expected, Shard, ShardBad
+from everstep.checkpoint import slices, slots
+from everstep.checkpoint.disk import KEEP_MIN, MANIFEST, WHOLE, Manifest, why_whole
+from everstep.checkpoint.format import CHUNK_BYTES, PAGE, Expected, Header, Shard, ShardBad
+from everstep.checkpoint.slices import ReplicasDiffer
 from everstep.checkpoint.slots import ShardLost, ShardMissing
 from everstep.checkpoint.tier import TierFailed
 from everstep.model import EverstepError, Generation, Published, Rank, Step
@@ -55,29 +57,34 @@ class RemoteTier:
         shard = slots.find(shm, Expected(step=step, rank=rank))
         path = self._shard(step, shard.header.generation, rank)
         with self._failing(f"take rank {rank}'s shard of step {step}"):
-            self._write(path, shard)
+            chunks = slices.chunks_of(shard, whole=self._fs.exists(f"{self._root}/{WHOLE}"))
+            self._write(path, shard.header, chunks)
         if not slots.unchanged(shm, shard.header):
             self._remove(path)
             raise ShardLost(f"rank {rank} overwrote step {step} while it was copied to {self._url}")
 
-    def _write(self, path: str, shard: Shard) -> None:
-        crc = shards.crc_of(shard.payload)
+    def _write(self, path: str, header: Header, chunks: list[memoryview]) -> None:
+        header = msgspec.structs.replace(header, payload_bytes=sum(map(len, chunks)))
+        crc = functools.reduce(lambda crc, chunk: shards.crc_of(chunk, crc), chunks, 0)
         self._fs.makedirs(path.rpartition("/")[0], exist_ok=True)
         with self._fs.open(path, "wb") as file:
-            file.write(shards.header_page(shard.header, crc))
-            for at in range(0, len(shard.payload), CHUNK_BYTES):
-                file.write(shard.payload[at : at + CHUNK_BYTES])
+            file.write(shards.header_page(header, crc))
+            for chunk in chunks:
+                for at in range(0, len(chunk), CHUNK_BYTES):
+                    file.write(chunk[at : at + CHUNK_BYTES])
 
     # --- the controller's side -------------------------------------------------------------------
 
     def publish(self, published: Published, world_size: int, keep: int) -> None:
         """As in tier.py."""
         with self._failing(f"publish step {published.step}"):
+            sizes = self._complete(published, world_size)
             manifest = Manifest(
                 step=published.step,
                 generation=published.generation,
                 world_size=world_size,
-                payload_bytes=self._complete(published, world_size),
+                payload_bytes=sizes,
+                replicas=self._check_replicas(published, sizes),
             )
             self._point_to(manifest)
             self._retain(published, max(keep, KEEP_MIN))
@@ -124,6 +131,33 @@ class RemoteTier:
             found.append(header.payload_bytes)
         return tuple(found)
 
+    def _check_replicas(
+        self, published: Published, sizes: tuple[int, ...]
+    ) -> tuple[tuple[Rank, ...], ...]:
+        """As in disk.py."""
+        heads = self._heads(published, sizes)
+        try:
+            return slices.sets_of(heads)
+        except ReplicasDiffer as error:
+            why = why_whole(published.step, error)
+            self._fs.pipe_file(f"{self._root}/{WHOLE}", why)
+            raise
+
+    def _heads(
+        self, published: Published, sizes: tuple[int, ...]
+    ) -> dict[Rank, slices.PartHead | None]:
+        """Of each rank's file: no more than that is read."""
+        step, generation = published.step, published.generation
+        paths = [self._shard(step, generation, Rank(rank)) for rank in range(len(sizes))]
+        starts = self._fs.cat_ranges(paths, PAGE, PAGE + PAGE, on_error="raise")
+        lengths = [slices.head_bytes(memoryview(start)) for start in starts]
+        ends = [PAGE + max(length, 1) for length in lengths]
+        found = self._fs.cat_ranges(paths, [PAGE] * len(paths), ends, on_error="raise")
+        return {
+            Rank(rank): slices.head_of(memoryview(head), size) if length else None
+            for rank, (head, length, size) in enumerate(zip(found, lengths, sizes, strict=True))
+        }
+
     def _point_to(self, manifest: Manifest) -> None:
         """Write the step's manifest unless a newer generation has."""
         path = self._pointer(manifest.step)
@@ -166,14 +200,18 @@ class RemoteTier:
             manifest = self._manifest(expected.step)
             if manifest is None:
                 raise ShardMissing(f"step {expected.step} is not published in {self._url}")
-            path = self._shard(expected.step, manifest.generation, expected.rank)
-            try:
-                size = int(self._fs.info(path)["size"])
-            except FileNotFoundError as error:
-                raise ShardMissing(f"{path} is missing") from error
-            if size == 0:
-                raise ShardBad(f"{path} is empty")
-            return shards.open_shard(self._load(path, size), expected, path)
+            open_file = functools.partial(self._open_file, manifest.generation)
+            return slices.whole(open_file(expected), open_file)
+
+    def _open_file(self, generation: Generation, expected: Expected) -> Shard:
+        path = self._shard(expected.step, generation, expected.rank)
+        try:
+            size = int(self._fs.info(path)["size"])
+        except FileNotFoundError as error:
+            raise ShardMissing(f"{path} is missing") from error
+        if size == 0:
+            raise ShardBad(f"{path} is empty")
+        return shards.open_shard(self._load(path, size), expected, path)
 
     def _load(self, path: str, size: int) -> mmap.mmap:
         mapping = mmap.mmap(-1, size)

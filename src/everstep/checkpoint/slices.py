@@ -17,6 +17,7 @@ import itertools
 import mmap
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -24,6 +25,7 @@ from everstep.checkpoint.format import (
     ALIGN,
     NO_REPLICAS,
     PAGE,
+    Expected,
     Shard,
     ShardBad,
     ShardIndex,
@@ -79,6 +81,10 @@ class Part:
         return sum(map(len, self.chunks))
 
 
+class ReplicasDiffer(ShardBad):
+    """Ranks that wrote slices of the same tensors did not have the same: nobody can join them."""
+
+
 # --- writing -------------------------------------------------------------------------------------
 
 
@@ -86,6 +92,19 @@ def slice_of(nbytes: int, count: int, position: int) -> tuple[int, int]:
     """Begin and end of what the replica at this position of `count` is responsible for."""
     size = padded(-(-nbytes // count), ALIGN)
     return min(position * size, nbytes), min((position + 1) * size, nbytes)
+
+
+def chunks_of(shard: Shard, *, whole: bool) -> list[memoryview]:
+    """What a rank writes of its shard, in chunks that follow each other: a part of it if it can.
+
+    An index that cannot be read is a slot that is being overwritten, which the writer notices in
+    the end, or one that was damaged, which restoring does.
+    """
+    try:
+        part = None if whole else cut(shard)
+    except ShardBad:
+        part = None
+    return [shard.payload] if part is None else part.chunks
 
 
 def cut(shard: Shard) -> Part | None:
@@ -145,9 +164,29 @@ def _between(left_out: Sequence[tuple[int, int]], size: int) -> Iterator[tuple[i
 # --- comparing -----------------------------------------------------------------------------------
 
 
-def head_of(payload: memoryview) -> PartHead | None:
-    """What a part says; None if this is a whole payload. Raises ShardBad."""
-    return _head(payload)[0]
+def head_of(payload: memoryview, size: int | None = None) -> PartHead | None:
+    """What a part says; None if this is a whole payload. Raises ShardBad.
+
+    Only the first head_bytes() are needed; `size` is then the length of all.
+    """
+    return _head(payload, size)[0]
+
+
+def head_bytes(beginning: memoryview) -> int:
+    """Length of a part's head with what comes before it, from its first bytes; 0: no part."""
+    if len(beginning) < _START.size:
+        return 0
+    mark, length = _START.unpack_from(beginning, 0)
+    return _START.size + length if mark == _MARK else 0
+
+
+def sets_of(heads: Mapping[Rank, PartHead | None]) -> tuple[tuple[Rank, ...], ...]:
+    """The sets of ranks that wrote slices of the same tensors. Raises ReplicasDiffer."""
+    why = differing(heads)
+    if why is not None:
+        raise ReplicasDiffer(f"{why}: the step is no use, and the next is written whole")
+    sets = {members for head in heads.values() if head for members in head.replicas}
+    return tuple(sorted(sets))
 
 
 def differing(heads: Mapping[Rank, PartHead | None]) -> str | None:
@@ -177,11 +216,31 @@ def differing(heads: Mapping[Rank, PartHead | None]) -> str | None:
 # --- reading -------------------------------------------------------------------------------------
 
 
+def whole(shard: Shard, open_file: Callable[[Expected], Shard]) -> Shard:
+    """The whole shard of what one rank wrote. `open_file` opens what another wrote; both raise."""
+    if head_of(shard.payload) is None:
+        return shard
+    shard.verify()
+    header = shard.header
+
+    def open_other(rank: Rank) -> Shard:
+        wanted = Expected(
+            step=header.step,
+            rank=rank,
+            generation=header.generation,
+            world_size=header.world_size,
+        )
+        return open_file(wanted)
+
+    return join(shard, open_other)
+
+
 def join(shard: Shard, open_other: Callable[[Rank], Shard]) -> Shard:
     """The whole shard of a part; a whole one as it is.
 
-    `open_other` opens what another rank wrote of the same step, and may raise. Raises ShardBad;
-    verify() of the result tells whether it is what the rank had in memory.
+    `open_other` opens what another rank wrote of the same step, and may raise: one after the other,
+    so that one of them is in memory at a time. Raises ShardBad; verify() of the result tells
+    whether it is what the rank had in memory.
     """
     head, _ = _head(shard.payload)
     if head is None:
@@ -190,7 +249,29 @@ def join(shard: Shard, open_other: Callable[[Rank], Shard]) -> Shard:
     payload = memoryview(mmap.mmap(-1, head.payload_bytes))
     for begin, end in head.ranges:
         payload[begin:end] = own.bytes(begin, end)
-    others: dict[Rank, _Opened] = {shard.header.rank: own}
+    wanted = _wanted(own, shard.header.rank)
+    for rank, pieces in wanted.items():
+        other = _Opened(open_other(rank))
+        for key, at, begin, end in pieces:
+            payload[at + begin : at + end] = other.tensor(key, begin, end)
+    header = msgspec.structs.replace(shard.header, payload_bytes=head.payload_bytes)
+    joined = ", ".join(map(str, sorted(wanted)))
+    return Shard(header, head.crc, payload, f"{shard.where} with the slices of ranks {joined}")
+
+
+class _Piece(NamedTuple):
+    """A slice that another rank wrote."""
+
+    key: Key
+    at: int
+    """Where the tensor begins in the payload."""
+    begin: int
+    end: int
+
+
+def _wanted(own: _Opened, own_rank: Rank) -> dict[Rank, list[_Piece]]:
+    """What is missing in a part, by the rank that wrote it."""
+    found: dict[Rank, list[_Piece]] = {}
     for number, entry in enumerate(own.index.tensors):
         if entry.replicas == NO_REPLICAS:
             continue
@@ -198,15 +279,9 @@ def join(shard: Shard, open_other: Callable[[Rank], Shard]) -> Shard:
         at = own.tensors_at + entry.offset
         for position, rank in enumerate(members):
             begin, end = slice_of(entry.nbytes, len(members), position)
-            if rank == shard.header.rank or begin == end:
-                continue
-            if rank not in others:
-                others[rank] = _Opened(open_other(rank))
-            source = others[rank].tensor(own.keys[number], begin, end)
-            payload[at + begin : at + end] = source
-    header = msgspec.structs.replace(shard.header, payload_bytes=head.payload_bytes)
-    joined = ", ".join(str(rank) for rank in sorted(set(others) - {shard.header.rank}))
-    return Shard(header, head.crc, payload, f"{shard.where} with the slices of ranks {joined}")
+            if rank != own_rank and begin < end:
+                found.setdefault(rank, []).append(_Piece(own.keys[number], at, begin, end))
+    return found
 
 
 class _Opened:
@@ -244,19 +319,18 @@ class _Opened:
         return self._shard.payload[at : at + end - begin]
 
 
-def _head(payload: memoryview) -> tuple[PartHead | None, int]:
+def _head(payload: memoryview, size: int | None = None) -> tuple[PartHead | None, int]:
     """The head of a part and where its bytes begin; None and 0 for a whole payload."""
-    if len(payload) < _START.size:
-        return None, 0
-    mark, length = _START.unpack_from(payload, 0)
-    if mark != _MARK:
+    length = head_bytes(payload)
+    if length == 0:
         return None, 0
     try:
-        head = msgspec.msgpack.decode(payload[_START.size : _START.size + length], type=PartHead)
+        head = msgspec.msgpack.decode(payload[_START.size : length], type=PartHead)
     except msgspec.MsgspecError as error:
         raise ShardBad(f"the table of a part cannot be read: {error}") from error
-    at = padded(_START.size + length, PAGE)
+    at = padded(length, PAGE)
     held = sum(end - begin for begin, end in head.ranges)
-    if at + held != len(payload) or any(e > head.payload_bytes for _, e in head.ranges):
-        raise ShardBad(f"a part holds {len(payload) - at} bytes, but its table says {held}")
+    there = (len(payload) if size is None else size) - at
+    if held != there or any(e > head.payload_bytes for _, e in head.ranges):
+        raise ShardBad(f"a part holds {there} bytes, but its table says {held}")
     return head, at

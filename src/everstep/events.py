@@ -254,6 +254,8 @@ class BackupFailed(Fact, frozen=True, kw_only=True):
     action: str
     step: Step
     reason: str
+    late: bool = False
+    """The order came when a rank had let go of the step already."""
 
 
 class StepPublished(Fact, frozen=True, kw_only=True):

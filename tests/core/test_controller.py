@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from everstep.actions import (
+    BackUpStep,
     BeginGeneration,
     FinishJob,
     OpenIncident,
@@ -18,9 +19,11 @@ from everstep.actions import (
 )
 from everstep.core.controller import ControllerCore
 from everstep.core.faults import objection, target_of
+from everstep.core.observe import BACKUP_RETRY_S
 from everstep.core.rules import assign
 from everstep.core.state import Machine
 from everstep.events import (
+    BackupFailed,
     FaultRequested,
     MachineJoined,
     MachineLost,
@@ -324,3 +327,27 @@ def test_a_peer_whose_agent_is_away_for_a_moment_still_counts_as_having_the_back
     ]
     assert start.restore == 20
     assert [(peer.rank, peer.machine) for peer in start.fetch] == [(2, "m0"), (3, "m0")]
+
+
+def test_backups_that_come_too_late_are_tried_again_at_once_and_further_ahead() -> None:
+    transcript = Transcript()
+    transcript.run("> 0 job nnodes=2 nproc=1 disk_every=0\n> 1 join m0 m1 shard_port=7000\n")
+    transcript.run("> 2 stopped m0 m1\n> 3 started m0 m1\n> 4 progress 0 step_s=0.05\n")
+    core, chosen, now = transcript.core, [], 4.0
+    for _ in range(7):
+        orders = [a for a in core.state.outstanding.values() if isinstance(a, BackUpStep)]
+        if not orders:
+            break
+        chosen.append(orders[0].step)
+        now += 0.01
+        for order in orders:
+            assert order.machine is not None
+            core.handle(
+                BackupFailed(
+                    machine=order.machine, action=order.id, step=order.step, reason="x", late=True
+                ),
+                now,
+            )
+    assert chosen == [10, 20, 30, 50, 90]  # from 0.25 s to 4 s ahead, in multiples of ten steps
+    assert core.state.backup_not_before == now + BACKUP_RETRY_S
+    assert core.next_deadline() == core.state.backup_not_before

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from everstep.actions import BackUpStep
 from everstep.agent.log import say
-from everstep.agent.saved import Saves
+from everstep.agent.saved import Overwritten, Saves
 from everstep.agent.this_machine import ThisMachine
 from everstep.agent.threads import Crew
 from everstep.agent.transfer.channel import Cancel
@@ -77,7 +77,11 @@ class BackingUp:
         except (EverstepError, OSError) as error:
             self._pin(ranks, None, order.safe)
             return BackupFailed(
-                machine=machine, action=order.id, step=order.step, reason=str(error)
+                machine=machine,
+                action=order.id,
+                step=order.step,
+                reason=str(error),
+                late=isinstance(error, Overwritten),
             )
         return StepBackedUp(
             machine=machine,

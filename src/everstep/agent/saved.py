@@ -22,6 +22,10 @@ class NotSaved(EverstepError):
     """The step will not be in this rank's memory; the message says why."""
 
 
+class Overwritten(NotSaved):
+    """It was there, and whoever wants to keep it came too late."""
+
+
 class Saves:
     """What the ranks of this machine save."""
 
@@ -45,7 +49,7 @@ class Saves:
             if step in held:
                 return
             if max(held, default=-1) > step:
-                raise NotSaved(f"rank {rank} has overwritten its copy of step {step}")
+                raise Overwritten(f"rank {rank} has overwritten its copy of step {step}")
             if last:
                 raise NotSaved(f"rank {rank} ended before it saved step {step}")
             if asyncio.get_running_loop().time() > deadline:

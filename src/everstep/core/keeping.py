@@ -29,12 +29,6 @@ from everstep.model import (
     Step,
 )
 
-BACKUP_LEAD_S: Seconds = 0.5
-"""A step is backed up only if it lies this far ahead of the steps that should be finished by now:
-the time until an order is journalled and has come to every rank, with room to spare. It doubles
-with every backup that fails, since one that came too late fails (and costs nothing but the
-attempt)."""
-BACKUP_LEAD_MAX_S: Seconds = 4.0
 REPORTED_WITHIN_S: Seconds = 2.0
 """News of steps is no older than this while they advance: a second in the agent, one in intake.py.
 When it is older, training stands still, and no step is taken to be finished without being told."""
@@ -99,8 +93,7 @@ def _next_to_be_told(state: State, now: Seconds) -> int:
     """
     since_s = min(max(0.0, now - state.progress_at), REPORTED_WITHIN_S)
     by_now = state.finished_by_all + steps_in(state, since_s)
-    lead_s = min(BACKUP_LEAD_S * 2**state.backups_failed, BACKUP_LEAD_MAX_S)
-    return max(by_now, state.finished_by_one) + 1 + steps_in(state, lead_s)
+    return max(by_now, state.finished_by_one) + 1 + steps_in(state, state.backup_lead_s)
 
 
 def backup_peers(state: State) -> list[Peer]:

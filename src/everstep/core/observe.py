@@ -23,7 +23,16 @@ from everstep.actions import (
 )
 from everstep.core.ettr import Owner
 from everstep.core.guards import UNUSABLE
-from everstep.core.state import Backup, Failure, Machine, Phase, State, TierBooks
+from everstep.core.state import (
+    BACKUP_LEAD_MAX_S,
+    BACKUP_LEAD_S,
+    Backup,
+    Failure,
+    Machine,
+    Phase,
+    State,
+    TierBooks,
+)
 from everstep.events import (
     BackupFailed,
     ControllerEvent,
@@ -449,6 +458,7 @@ def _step_backed_up(state: State, event: StepBackedUp, now: Seconds) -> None:
 def _backup_failed(state: State, event: BackupFailed, now: Seconds) -> None:
     backup = _backup_answered(state, event.machine, event.action)
     if backup is not None:
+        backup.late = event.late and (backup.late or not backup.failed)
         backup.failed = backup.failed or f"{event.machine}: {event.reason}"
         _end_backup(state, backup, now)
 
@@ -471,6 +481,9 @@ def _end_backup(state: State, backup: Backup, now: Seconds) -> None:
         state.safe = Published(step=backup.step, generation=backup.generation)
         state.single = False
         state.backups_failed = 0
+        state.backup_lead_s = max(BACKUP_LEAD_S, 0.9 * state.backup_lead_s)
+    elif backup.late and state.backup_lead_s < BACKUP_LEAD_MAX_S:
+        state.backup_lead_s = min(2 * state.backup_lead_s, BACKUP_LEAD_MAX_S)
     else:
         state.backups_failed += 1
         state.backup_not_before = now + BACKUP_RETRY_S

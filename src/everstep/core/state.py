@@ -32,6 +32,13 @@ from everstep.model import (
     Term,
 )
 
+BACKUP_LEAD_S: Seconds = 0.25
+"""A backup step lies this far ahead of the steps that should be finished when it is chosen: the
+time until an order is journalled and has come to every rank, with room to spare. One that comes too
+late fails, which costs nothing but the attempt; then it doubles, and shrinks again by a tenth with
+every backup that succeeds."""
+BACKUP_LEAD_MAX_S: Seconds = 4.0
+
 
 class Phase(StrEnum):
     """Where the job is between two generations. The order is the order of a restart."""
@@ -159,6 +166,8 @@ class Backup(msgspec.Struct, kw_only=True):
     """Machine -> id of its BackUpStep."""
     begun_at: Seconds
     failed: str = ""
+    late: bool = False
+    """All that failed so far did because the order came too late."""
 
 
 class State(msgspec.Struct, kw_only=True):
@@ -236,6 +245,8 @@ class State(msgspec.Struct, kw_only=True):
     backups_failed: int = 0
     """How many of the newest finished backups failed, one after the other: while that is so, the
     disk tier does not wait for machine-safe steps."""
+    backup_lead_s: Seconds = BACKUP_LEAD_S
+    """How far ahead of the newest step a backup step is chosen now."""
     backup_after: Step = NO_STEP
     """The next backup step is a newer one than this."""
     backup_not_before: Seconds = 0.0

@@ -386,7 +386,15 @@ class Agent:
         machine, order = self._machine.name, action.order
         for slots in self._machine.own_slots():
             slots.pin_for_backup(None, order.safe if order.safe != NO_STEP else None)
-        self._tell(BackupFailed(machine=machine, action=order.id, step=order.step, reason=reason))
+        self._tell(
+            BackupFailed(
+                machine=machine,
+                action=order.id,
+                step=order.step,
+                reason=reason,
+                late="has overwritten" in reason,
+            )
+        )
 
     def _do_fault(self, action: DoFault) -> None:
         order, machine = action.order, self._machine

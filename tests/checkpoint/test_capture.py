@@ -137,6 +137,40 @@ def test_tied_weights_are_stored_once() -> None:
     assert sum(entry.nbytes == 256 for entry in snapshot.tensors) == 1
 
 
+class Summed:
+    """Looks at its tensor while it is being unpickled."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+    def __setstate__(self, state: dict[str, torch.Tensor]) -> None:
+        self.tensor = state["tensor"]
+        self.total = float(self.tensor.sum())
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_tensors_are_complete_before_anything_looks_at_them(threads: int) -> None:
+    shared = torch.ones(2_000_000)  # large enough for huge pages
+    state = {
+        "none": Box(),
+        "many": Box([torch.full((number,), 1.5) for number in range(9)]),
+        "nothing": Box(),
+        "shared": Box([Summed(shared), shared]),
+        "again": Box(Summed(shared)),
+    }
+    fresh = {name: Box() for name in state}
+    shard = shard_of(snapshot_of(state))
+    Loader(shard, threads).load(fresh)
+    scribble(shard)
+    assert [part.tolist() for part in fresh["many"].value] == [[1.5] * n for n in range(9)]
+    first, second = fresh["shared"].value
+    assert first.tensor is second
+    for found in (first, fresh["again"].value):
+        assert found.total == 2_000_000
+        assert same_bits(found.tensor, shared)
+    assert (fresh["none"].value, fresh["nothing"].value) == (None, None)
+
+
 def test_random_numbers_go_on_where_they_were() -> None:
     random.random()
     torch.rand(3)

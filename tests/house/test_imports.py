@@ -27,6 +27,7 @@ HAS_TORCH = {
     "everstep.checkpoint.replicas",
     "everstep.checkpoint.rng",
     "everstep.checkpoint.start",
+    "everstep.checkpoint.threads",
     "everstep.trainer.memory",
     "everstep.trainer.restore",
 }

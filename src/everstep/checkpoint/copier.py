@@ -80,6 +80,13 @@ class Job:
         self.done.set()
 
 
+class _Prefault:
+    """In the queue: nothing to save, but time to fault memory in."""
+
+
+_PREFAULT = _Prefault()
+
+
 class CpuTransfer:
     """Plain copies of memory."""
 
@@ -100,7 +107,7 @@ class Copier:
     def __init__(self, open_writer: Callable[[], ShardWriter], outcome: Outcome) -> None:
         self._open_writer = open_writer
         self._outcome = outcome
-        self._queue: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Job | _Prefault | None] = queue.SimpleQueue()
         self._writer: ShardWriter | None = None
         self._job: Job | None = None
         self._targets = TargetCache()
@@ -111,8 +118,14 @@ class Copier:
         """Newest step that is committed."""
 
     def start(self) -> None:
-        """Map and fault in what an earlier process of this rank left, then wait for work."""
+        """Map what an earlier process of this rank left, then wait for work."""
         self._thread.start()
+
+    def prefault(self) -> None:
+        """Fault that in while nothing else is asked for. Not while a restore reads it: both would
+        take longer.
+        """
+        self._queue.put(_PREFAULT)
 
     def submit(self, job: Job) -> None:
         """Start a save. The previous one must have been settled."""
@@ -171,13 +184,15 @@ class Copier:
         try:
             self._writer = writer = self._open_writer()
             while True:
+                work = self._queue.get()
+                if work is None:
+                    return
+                if isinstance(work, Job):
+                    job = work
+                    self._save(job, writer)
+                    job.finish()
                 while self._queue.empty() and writer.prefault(PREFAULT_BYTES):
                     pass
-                job = self._queue.get()
-                if job is None:
-                    return
-                self._save(job, writer)
-                job.finish()
         except Exception as error:  # noqa: BLE001 -- the thread's outermost loop
             self._outcome.failed(job.snapshot.step if job else NO_STEP, error)
         finally:
@@ -213,7 +228,7 @@ class Copier:
             job.finish()
         while not self._queue.empty():
             waiting = self._queue.get()
-            if waiting is not None:
+            if isinstance(waiting, Job):
                 waiting.finish()
 
 

@@ -16,13 +16,16 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import torch
 
 from everstep.checkpoint.format import Shard, ShardBad
+from everstep.checkpoint.threads import do_all
 
 SUMMED_BYTES = 4096
+PART_BYTES = 16 << 20
+"""What each of several threads takes at a time."""
 _WORD_BYTES = 8
 _MASK = (1 << 64) - 1
 _LENGTH = struct.Struct("<Q")
@@ -53,14 +56,9 @@ def _sum_rows(payload: memoryview, sums: bytearray, rows: int, threads: int) -> 
     words = torch.frombuffer(payload, dtype=torch.int64, count=rows * SUMMED_BYTES // _WORD_BYTES)
     table = words.view(rows, -1)
     out = torch.frombuffer(sums, dtype=torch.int64, count=rows)
-    if threads == 1:
-        torch.sum(table, dim=1, out=out)
-        return
-    each = -(-rows // threads)
-    with ThreadPoolExecutor(threads) as pool:
-        parts = zip(table.split(each), out.split(each), strict=True)
-        for done in [pool.submit(torch.sum, part, dim=1, out=into) for part, into in parts]:
-            done.result()
+    each = rows if threads == 1 else PART_BYTES // SUMMED_BYTES
+    parts = zip(table.split(each), out.split(each), strict=True)
+    do_all([partial(torch.sum, part, dim=1, out=into) for part, into in parts], threads)
 
 
 def _sum_of_rest(rest: memoryview) -> int:

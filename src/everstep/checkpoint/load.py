@@ -3,7 +3,8 @@
 Called by Run.checkpoint()'s restore, on the training thread, before the first step. Modules copy
 straight out of the mapped shard into their parameters. Everything else keeps what it is given, so
 it is given tensors of its own: a live tensor that still lay in a slot would change under training
-when the slot is overwritten.
+when the slot is overwritten. Those are fresh memory, which costs more than the copy: hence the huge
+pages and the threads. (An optimizer that has just been made has no state to copy into.)
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import io
 import pickle
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -28,7 +29,9 @@ from everstep.checkpoint.format import (
 )
 from everstep.checkpoint.guard import hookable
 from everstep.checkpoint.layout import LiveMeshes, OtherLayout, check_same_layout
+from everstep.checkpoint.pages import prefer_huge
 from everstep.checkpoint.rng import RNG_ENTRY, set_rng_states
+from everstep.checkpoint.threads import do_all
 from everstep.model import EverstepError
 
 _MISFITS = (OtherLayout, RuntimeError, ValueError, KeyError, TypeError, AttributeError)
@@ -36,6 +39,10 @@ _MISFITS = (OtherLayout, RuntimeError, ValueError, KeyError, TypeError, Attribut
 
 class DoesNotFit(EverstepError):
     """The checkpoint is whole, but it is not one of this script's state."""
+
+
+HUGE_FROM_BYTES = 4 << 20
+"""Smaller tensors hold no whole page of 2 MiB for certain."""
 
 
 class Tensors:
@@ -49,20 +56,41 @@ class Tensors:
         self._meshes = meshes
         self._views = views
         self._made: dict[int, torch.Tensor] = {}
+        self._copied: dict[int, torch.Tensor] = {}
 
     def at(self, number: int) -> torch.Tensor:
         tensor = self._made.get(number)
         if tensor is None:
             entry = self._index.tensors[number]
-            (tensor,) = views_of(self._area, [entry])
-            if not self._views:
-                tensor = tensor.clone() if entry.device == "cpu" else tensor.to(entry.device)
+            if number not in self._copied:
+                (tensor,) = views_of(self._area, [entry])
+                if not self._views:
+                    tensor = tensor.clone() if entry.device == "cpu" else tensor.to(entry.device)
+            else:
+                tensor = self._copied.pop(number)
             tensor = tensor.view(element_type(entry))
             if entry.placed is not None:
                 mesh = self._index.meshes[entry.placed.mesh]
                 tensor = self._meshes.join(tensor, entry.placed, mesh)
             self._made[number] = tensor
         return tensor
+
+    def copy(self, numbers: Iterable[int], threads: int) -> None:
+        """Copy these to memory of their own, all at once: at() will be asked for them."""
+        entries = self._index.tensors
+        numbers = [number for number in numbers if entries[number].device == "cpu"]
+        sources = views_of(self._area, [entries[number] for number in numbers])
+        targets = [_fresh(source) for source in sources]
+        pairs = zip(targets, sources, strict=True)
+        do_all([partial(target.copy_, source) for target, source in pairs], threads)
+        self._copied = dict(zip(numbers, targets, strict=True))
+
+
+def _fresh(like: torch.Tensor) -> torch.Tensor:
+    fresh = torch.empty_like(like)
+    if fresh.nbytes >= HUGE_FROM_BYTES:
+        prefer_huge(fresh.data_ptr(), fresh.nbytes)
+    return fresh
 
 
 class Reader(pickle.Unpickler):
@@ -81,10 +109,15 @@ class Reader(pickle.Unpickler):
 class Loader:
     """One shard on its way into the training objects."""
 
-    def __init__(self, shard: Shard) -> None:
+    def __init__(self, shard: Shard, threads: int = 1) -> None:
+        """`threads`: that copy."""
+        self._threads = threads
         self._payload = shard.payload
         self._index, self._at = unpack_index(shard.payload)
         self._entries = {entry.name: entry for entry in self._index.entries}
+        firsts = [entry.first for entry in self._index.entries]
+        ends = [*firsts[1:], len(self._index.tensors)]
+        self._ends = dict(zip(self._entries, ends, strict=True))
         self._where = f"the checkpoint of step {shard.header.step}"
         self._meshes = LiveMeshes({})
 
@@ -114,13 +147,13 @@ class Loader:
 
     def rng_setter(self) -> Callable[[], None]:
         """What sets the random number states again later, without the shard."""
-        states = self._read(self._entries[RNG_ENTRY], self._tensors(views=False))
+        states = self._read_copies(self._entries[RNG_ENTRY])
         return partial(set_rng_states, states)
 
     def _load_entry(self, entry: StateEntry, holder: Stateful) -> None:
         if isinstance(holder, torch.nn.Module) and self._load_views(entry, holder):
             return
-        loaded = self._read(entry, self._tensors(views=False))
+        loaded = self._read_copies(entry)
         holder.load_state_dict(loaded)
         optimizer = hookable(holder)
         if optimizer is not None and holder is optimizer:
@@ -143,8 +176,13 @@ class Loader:
         except (pickle.UnpicklingError, EOFError, IndexError) as error:
             raise ShardBad(f"{self._where}: {entry.name!r} cannot be read: {error}") from error
 
-    def _tensors(self, *, views: bool) -> Tensors:
-        return Tensors(self._index, self._area(), self._meshes, views=views)
+    def _read_copies(self, entry: StateEntry) -> Any:
+        tensors = self._tensors()
+        tensors.copy(range(entry.first, self._ends[entry.name]), self._threads)
+        return self._read(entry, tensors)
+
+    def _tensors(self) -> Tensors:
+        return Tensors(self._index, self._area(), self._meshes, views=False)
 
     def _area(self) -> memoryview:
         return self._payload[self._at :]

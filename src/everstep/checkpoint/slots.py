@@ -16,7 +16,6 @@ files that were reserved before they are written: a full tmpfs is an OSError her
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import os
 import shutil
@@ -35,11 +34,10 @@ from everstep.checkpoint.need import (
     Need,
     segment_bytes,
 )
+from everstep.checkpoint.pages import fault_in
 from everstep.checkpoint.pins import Pins, open_control, read_pins
 from everstep.model import Copy, EverstepError, Generation, Rank, Step, Value
 from everstep.paths import rank_shm
-
-_MADV_POPULATE_WRITE = 23
 
 
 class ShardMissing(EverstepError):
@@ -130,11 +128,7 @@ class Segment:
         size = min(most, self.size - self._prefaulted)
         if size <= 0:
             return False
-        anchor = ctypes.c_char.from_buffer(self.whole, self._prefaulted)
-        libc = ctypes.CDLL(None)
-        libc.madvise(
-            ctypes.c_void_p(ctypes.addressof(anchor)), ctypes.c_size_t(size), _MADV_POPULATE_WRITE
-        )  # kernels before 5.14 refuse: then the first copy faults the pages in
+        fault_in(self.whole[self._prefaulted : self._prefaulted + size])
         self._prefaulted += size
         return True
 

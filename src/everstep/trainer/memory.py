@@ -56,9 +56,12 @@ class Memory:
         self._feature = feature
         self._guard.install(wait)
         self._copier.start()
+        if self._place.context.restore == NO_STEP:
+            self._copier.prefault()
 
     def restored(self, step: Step) -> None:
         """The script continues after this step; it is complete in memory, or NO_STEP is."""
+        self._copier.prefault()
         self._copier.saved = step
         self._last = self._place.context.restore
 

@@ -8,7 +8,6 @@ not sent to it again.
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -22,6 +21,7 @@ from everstep.checkpoint.digest import check_digest
 from everstep.checkpoint.format import Expected, Shard, ShardBad
 from everstep.checkpoint.load import DoesNotFit, Loader
 from everstep.checkpoint.slots import ShardLost, ShardMissing
+from everstep.checkpoint.threads import usable_threads
 from everstep.checkpoint.tier import TierFailed, tier_at
 from everstep.model import NO_STEP, EverstepError, Rank, Step, Value
 from everstep.trainer.checkpoint import CheckpointDoesNotFit, CheckpointUnusable
@@ -30,9 +30,6 @@ from everstep.trainer.notices import NoticeKind, Notices
 
 if TYPE_CHECKING:
     from everstep.checkpoint.start import Started
-
-THREADS_MAX = 4
-"""That share the work while nothing else is done: two reach the speed of memory, or nearly so."""
 
 
 class Restored(Value, frozen=True, kw_only=True):
@@ -55,7 +52,7 @@ def restore_state(
         generation=context.restore_generation,
         world_size=context.world_size,
     )
-    threads = min(THREADS_MAX, len(os.sched_getaffinity(0)))
+    threads = usable_threads()
     reasons = []
     for name, open_copy, drop in (
         ("memory", _from_memory, _drop_from_memory),
@@ -65,7 +62,7 @@ def restore_state(
         try:
             shard = open_copy(context, expected)
             check_digest(shard, threads)
-            loader = Loader(shard)
+            loader = Loader(shard, threads)
             loader.load(state)
         except (ShardMissing, ShardLost, TierFailed) as error:
             reasons.append(str(error))

@@ -1,4 +1,4 @@
-"""Every case that is about a hang gets an answer that does no harm, from its dumps alone.
+"""Each case of a hang gets an answer that does no harm, from dumps or from watchdogs' lines alone.
 
 The cases lie in cases/NN-name/, each with the inputs and an expect.toml; the keys of that are those
 of the case set of the project. What is judged here are the analysers; the judge that weighs their
@@ -16,10 +16,13 @@ import pytest
 
 from everstep.diagnosis.dumps import Dumps
 from everstep.diagnosis.findings import Finding, Site
+from everstep.diagnosis.ledger import Ledger
 from everstep.diagnosis.words import FirstAction, Role
 
 CASES = Path(__file__).parent / "cases"
 KINDS = ("stack_dump", "flight_recorder")
+BY_LINES = ("12-", "15-", "21-", "31-", "32-", "33-", "27", "28")
+"""Cases whose logs say it themselves, in lines of the collective ledger."""
 
 
 def _expected(case: Path) -> dict[str, Any]:
@@ -41,15 +44,16 @@ def _site(expected: dict[str, Any]) -> Site:
 
 
 def _findings(case: Path, site: Site) -> list[Finding]:
-    dumps = Dumps()
+    dumps, ledger = Dumps(), Ledger()
     for file in sorted(case.rglob("*")):
         if not file.is_file() or file.name == "expect.toml":
             continue
         data = file.read_bytes()
         if file.suffix == ".gz":
             data = gzip.decompress(data)
-        dumps.take(str(file.relative_to(case)), data)
-    return dumps.findings(site)
+        if not dumps.take(str(file.relative_to(case)), data):
+            ledger.take(str(file.relative_to(case)), data)
+    return dumps.findings(site) or ledger.findings(site)
 
 
 @pytest.mark.parametrize("name", HANGS)

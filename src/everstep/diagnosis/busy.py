@@ -1,0 +1,49 @@
+"""What a job was doing when it stood still, by its own last words.
+
+Used by ledger.py. A save, an evaluation, the end of an epoch, the preparing of data are things that
+a program does on one rank while the others wait: a time-out then is the program's, not a machine's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from enum import StrEnum
+
+
+class Busy(StrEnum):
+    """The value is how a sentence says it."""
+
+    SAVING = "the saving of a checkpoint"
+    EVALUATING = "an evaluation"
+    ENDING = "the end of an epoch or of training"
+    PREPARING = "the preparing of data or of a model"
+    UNKNOWN = "nothing that explains it"
+
+
+_WORDS = {
+    Busy.SAVING: (
+        r"sav(?:e|ed|ing)|checkpoint\w*|ckpt|snapshot\w*|persist\w*|consolidat\w+|upload\w*"
+        r"|export(?:ing|ed)?|gathering (?:full |the )?(?:weights|parameters|state)"
+    ),
+    Busy.EVALUATING: (r"evaluat\w+|validat\w+|eval|benchmark\w*|generating samples|perplexity"),
+    Busy.ENDING: (
+        r"(?:epoch|ep) \d+ (?:closed|done|finished|ended|complete\w*|over)|end of epoch"
+        r"|training (?:finished|complete\w*|done)|final step|last batch|exhausted"
+    ),
+    Busy.PREPARING: (
+        r"tokeniz\w+|pack(?:ed|ing)|preprocess\w*|building|cach(?:e|ing)|index(?:ing)?|download\w*"
+        r"|shuffl\w+|loading|preparing|compil\w+|autotun\w+|warm(?:ing)? ?up"
+    ),
+}
+_PATTERNS = {busy: re.compile(rf"\b(?:{words})\b", re.IGNORECASE) for busy, words in _WORDS.items()}
+_FAILED = re.compile(r"timed? ?out|Watchdog|Error|Exception|Traceback|NCCL|\bwarn", re.IGNORECASE)
+
+
+def busy_of(lines: Iterable[str]) -> Busy | None:
+    """What the lines speak of, the most telling of it; None if of nothing of the kind."""
+    ordinary = [line for line in lines if not _FAILED.search(line)]
+    for busy, pattern in _PATTERNS.items():
+        if any(pattern.search(line) for line in ordinary):
+            return busy
+    return None

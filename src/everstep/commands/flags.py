@@ -303,7 +303,12 @@ _OURS = (
         "Megatron's order=tp-cp-dp-pp, the order from the fastest to the slowest. Copies to peers "
         "then lie where the loss of any one group of machines leaves one.",
     ),
-    _ours("--backup-rate", "MIB", "Most MiB per second that one machine sends to peers (0: all)."),
+    _ours(
+        "--backup-rate",
+        "MIB",
+        "Most MiB per second that one machine sends to peers (default 0: as many as bring a copy "
+        "over in half the time until the next one).",
+    ),
     _ours("--backup-interface", "NAME", "Network interface of each machine that they go over."),
     _ours("--no-fork", "", "Start every rank in a fresh interpreter: slower, but no fork."),
     _ours("--preload", "PKG", "Installed package to import before ranks are forked.", many=True),

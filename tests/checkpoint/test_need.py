@@ -39,3 +39,18 @@ def test_the_need_counts_what_rotates_what_is_kept_and_what_lies_here_for_others
 def test_the_advice_names_the_option_that_saves_most() -> None:
     assert "--no-backup" in Need(payload_bytes=1, local_ranks=1, backups=True).advice
     assert "--no-backup" not in Need(payload_bytes=1, local_ranks=1, backups=False).advice
+
+
+@pytest.mark.parametrize("backups", [True, False])
+def test_a_limit_on_locked_memory_is_named_if_a_rank_has_more_slots_than_it_allows(
+    *, backups: bool
+) -> None:
+    need = Need(payload_bytes=GIB, local_ranks=8, backups=backups)
+    own = (5 if backups else 4) * segment_bytes(GIB)
+    assert need.unpinned(None) == ""
+    assert need.unpinned(own) == ""
+    said = need.unpinned(8 << 20)
+    assert f"pins {in_words(own)} of it" in said
+    assert "may lock 8 MiB" in said
+    assert "ulimit -l" in said
+    assert need.unpinned(own - 1) != ""

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everstep.checkpoint import disk, replicas, slices, slots
+from everstep.checkpoint.digest import digest_of
 from everstep.checkpoint.format import (
     NO_REPLICAS,
     Expected,
@@ -134,6 +135,20 @@ def test_one_different_bit_on_one_replica_is_named() -> None:
     joined = slices.join(parts[0], parts.__getitem__)
     with pytest.raises(ShardBad, match="rank 0 with the slices of ranks 1, 2 is damaged"):
         joined.verify()
+
+
+def test_a_slice_that_was_damaged_before_it_was_written_changes_the_digest_of_all_who_join_it() -> (
+    None
+):
+    shards = [shard_of(rank, payload_of(rank, [(30_000, 0)], 9)) for rank in ALL]
+    saved = [digest_of(shard.payload) for shard in shards]
+    parts = [written(cut(shard), rank) for rank, shard in enumerate(shards)]
+    joined = [slices.join(part, parts.__getitem__).payload for part in parts]
+    assert list(map(digest_of, joined)) == saved
+    shards[1].payload[-15_000] ^= 1  # in the slice of rank 1
+    parts[1] = written(cut(shards[1]), 1)
+    joined = [slices.join(part, parts.__getitem__).payload for part in parts]
+    assert not set(map(digest_of, joined)) & set(saved)
 
 
 def test_a_replica_that_lacks_a_tensor_or_wrote_all_is_named() -> None:

@@ -8,6 +8,7 @@ whatever was reserved. Reads only; no torch.
 from __future__ import annotations
 
 import os
+import resource
 from pathlib import Path
 
 from everstep.checkpoint.need import in_words
@@ -38,6 +39,12 @@ def room_in(directory: Path) -> Room:
     if headroom is None or headroom >= disk.free_bytes:
         return disk
     return Room(free_bytes=headroom, where="this process's memory cgroup")
+
+
+def locked_limit() -> int | None:
+    """Bytes that this process may lock in memory (RLIMIT_MEMLOCK); None: any amount."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    return None if soft == resource.RLIM_INFINITY else soft
 
 
 def cgroup_headroom(proc: Path, root: Path) -> int | None:

@@ -32,6 +32,9 @@ PREFAULT_BYTES = 64 << 20
 class Transfer(Protocol):
     """How bytes get from the tensors into the slot: for the CPU here, for CUDA in cuda.py."""
 
+    pins: bool
+    """Whether it pins the slots that it copies to."""
+
     def mark(self) -> None:
         """On the training thread: in stream order, the tensors now have what is to be saved."""
 
@@ -89,6 +92,8 @@ _PREFAULT = _Prefault()
 
 class CpuTransfer:
     """Plain copies of memory."""
+
+    pins = False
 
     def mark(self) -> None:
         """Nothing to do: what the training thread did is done."""

@@ -16,6 +16,8 @@ from everstep.checkpoint.slots import OpenSlot
 class CudaTransfer:
     """One side stream on the device that is current when training first saves."""
 
+    pins = True
+
     def __init__(self) -> None:
         self._device = torch.cuda.current_device()
         self._stream = torch.cuda.Stream(self._device)

@@ -60,6 +60,21 @@ class Need(Value, frozen=True, kw_only=True):
             f"{self.local_ranks} ranks on this machine; {kept})"
         )
 
+    def unpinned(self, locked_bytes: int | None) -> str:
+        """A clause on what a rank cannot pin for its GPU under this limit; empty if it can all.
+
+        `locked_bytes`: what one process may lock, None for any amount.
+        """
+        own = SLOTS_WITH_BACKUPS if self.backups else SLOTS
+        wanted = segment_bytes(self.payload_bytes) * own
+        if locked_bytes is None or locked_bytes >= wanted:
+            return ""
+        return (
+            f"; each rank pins {in_words(wanted)} of it for copies from its GPU, but may lock"
+            f" {in_words(locked_bytes)}, and copies are slower where the driver minds that: raise"
+            " the limit (ulimit -l, docker run --ulimit memlock=-1, LimitMEMLOCK=infinity)"
+        )
+
     @property
     def advice(self) -> str:
         """What to do where there is less."""

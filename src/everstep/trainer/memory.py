@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from everstep.checkpoint.budget import locked_limit
 from everstep.checkpoint.capture import CannotSave, Capture, Snapshot, Stateful
 from everstep.checkpoint.copier import Copier, CpuTransfer, Job, Transfer
 from everstep.checkpoint.guard import Guard
@@ -100,6 +101,8 @@ class Memory:
         """Said where people look: in the first rank's output, else in the agents' logs."""
         context = self._place.context
         text = f"checkpoints in memory take {need} in {Path(context.shm).parent}"
+        if self._transfer is not None and self._transfer.pins:
+            text += need.unpinned(locked_limit())
         if context.rank == 0:
             self._notices.tell(NoticeKind.MEMORY, text)
         elif context.local_rank == 0:

@@ -492,6 +492,27 @@ def test_open_device_files_are_seen(tmp_path: Path) -> None:
 # --- forked ahead of time ------------------------------------------------------------------------
 
 
+SHARDED = """
+    import sys
+    before = set(sys.modules)
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+    import torch
+    model = torch.nn.Linear(2, 2)
+    model.weight.grad = torch.ones(2, 2)
+    torch.optim.AdamW([model.weight]).step()
+    print(sorted(set(sys.modules) - before))
+"""
+
+
+def test_a_restart_of_sharded_training_imports_nothing_of_torch_again(warm: Warm) -> None:
+    """FSDP2, tensor parallelism and the first optimizer would take each rank some two seconds."""
+    ran = warm.one(SHARDED)
+    assert ran.code == 0, ran.output
+    assert ran.output == "[]\n"
+
+
 def test_ranks_are_those_that_wait_already(warm: Warm) -> None:
     warm.job.script(
         "script.py", "import os; print(os.environ['RANK'], os.getsid(0) == os.getpid())"

@@ -22,7 +22,7 @@ _LABELS = (
     # torch's, and everstep's
     re.compile(r"\[rank ?(?P<rank>\d+)\]:?"),
     # NCCL: host:pid:tid [local rank]; newer ones put the time in front
-    re.compile(rf"{_HOST}:(?P<pid>\d+):\d+ \[(?P<local>\d+)\]"),
+    re.compile(r"(?P<machine>[\w.-]+):(?P<pid>\d+):\d+ \[(?P<local>\d+)\]"),
     # Ray
     re.compile(r"\([\w<>. ]+ pid=(?P<pid>\d+)(?:, ip=(?P<machine>[\w.-]+))?\)"),
     # Composer

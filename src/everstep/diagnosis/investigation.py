@@ -14,7 +14,8 @@ from everstep.diagnosis.causes import Course
 from everstep.diagnosis.dumps import Dumps
 from everstep.diagnosis.findings import Finding, Site
 from everstep.diagnosis.judge import Facts, judge
-from everstep.diagnosis.logs import LogReader, Marked, Patterns, Seen
+from everstep.diagnosis.ledger import Ledger
+from everstep.diagnosis.logs import LogReader, Marked, Patterns, People, Seen
 from everstep.diagnosis.metrics import MetricLines
 from everstep.diagnosis.rules import Means, Rules
 from everstep.diagnosis.series import Collector
@@ -63,7 +64,7 @@ class Investigation:
         self._grades = grades
         self._site = site
         self._patterns = patterns
-        self._who = Who(site)
+        self._people = People(Who(site), Ledger())
         self._seen: list[Seen] = []
         self._collector = Collector()
         self._dumps = Dumps()
@@ -72,7 +73,7 @@ class Investigation:
         """A text that is to be fed, and its size if known; close() takes what it told."""
         attempt = _attempt_of(file)
         metrics = MetricLines(file, self._collector, self._patterns.metrics, attempt, size_bytes)
-        reader = LogReader(file, self._patterns, self._who, attempt, metrics.piece)
+        reader = LogReader(file, self._patterns, self._people, attempt, metrics.piece)
         return Text(file, reader, metrics)
 
     def close(self, text: Text) -> None:
@@ -88,6 +89,7 @@ class Investigation:
         findings = [finding for seen in self._seen for finding in seen.findings]
         findings += self._collector.findings(self._site)
         findings += self._dumps.findings(self._site)
+        findings += self._people.ledger.findings(self._site)
         marks = [mark for seen in self._seen for mark in seen.marks]
         exits = [ended for seen in self._seen for ended in seen.exits]
         facts = Facts(
@@ -97,7 +99,7 @@ class Investigation:
             seen=tuple(self._seen),
             course=self._course(findings, marks),
         )
-        return judge(facts, self._rules, self._grades, self._who)
+        return judge(facts, self._rules, self._grades, self._people.who)
 
     def _course(self, findings: Sequence[Finding], marks: list[Marked]) -> Course:
         machines = {finding.speaker.machine for finding in findings} - {None}

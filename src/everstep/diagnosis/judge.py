@@ -60,6 +60,9 @@ def judge(facts: Facts, rules: Mapping[str, Rule], grades: Mapping[Grade, int], 
         best = _best(roots, grades)
         if best.first.grade is not Grade.EXIT or not any(_before(w, best) for w in witnesses):
             return _by_root(best, roots, rest, facts, who)
+        waits = [cause for cause in roots if cause.first.grade is Grade.WAITING]
+        if waits:
+            return _by_root(waits[0], roots, rest, facts, who)
     if any(witness.first.role is Role.CONFIRM for witness in witnesses):
         return judge_waiting(rest, facts.marks, facts.course, who)
     if ended:

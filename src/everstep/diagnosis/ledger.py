@@ -82,6 +82,8 @@ class Entry(Value, frozen=True, kw_only=True):
     completed: int | None = None
     ranks: tuple[Rank, ...] = ()
     """Those a message names."""
+    gone: bool = False
+    """The connection to those ranks broke: they had ended, and were not merely late."""
     joined: int = 0
     world: int = 0
     repeated: int = 1
@@ -130,6 +132,7 @@ _TASK_COUNT = re.compile(r"tasks that reached the barrier: (?P<joined>\d+)/(?P<w
 _TASK = re.compile(r"^/job:\w+/(?:replica:\d+/)?task:(?P<rank>\d+)$")
 _POSITION = re.compile(r"^\s*#(?P<seq>\d+) (?P<state>started|finished) ranks:")
 _SNAPSHOT = re.compile(r"^\s*\[(?P<ranks>[\d, ]+)\] (?P<state>started|finished) (?P<op>\w+)\s*$")
+_GONE = re.compile(r"Connection reset|Broken pipe|failed to recv|Connection closed")
 _REPEATED = re.compile(r"\[repeated (\d+)x across cluster\]")
 UNNAMED = "?"
 """The group of lines that name none: older versions of torch."""
@@ -225,7 +228,12 @@ def _of_others(text: str, place: Place, speaker: Speaker) -> Entry | None:
         if speaker.rank is None:
             speaker = msgspec.structs.replace(speaker, rank=Rank(int(match["me"])))
         return Entry(
-            kind=Kind.NEVER_CAME, place=place, speaker=speaker, ranks=ranks, op="communicator"
+            kind=Kind.NEVER_CAME,
+            place=place,
+            speaker=speaker,
+            ranks=ranks,
+            op="communicator",
+            gone=_GONE.search(text) is not None,
         )
     for pattern in (_STORE, _CLIENTS, _TASK_COUNT):
         if match := pattern.search(text):
@@ -436,7 +444,17 @@ def _named(
     text = f"{max(1, len(speakers))} ranks waited in vain in {what} rank {list_of(ranks)}"
     if not few:
         text += f": {len(ranks)} of {size}, too many to be the culprits"
-    return _hang("ledger.never_came", text, entries[0], busy, tuple(ranks) if few else ())
+    found = _hang("ledger.never_came", text, entries[0], busy, tuple(ranks) if few else ())
+    if not any(entry.gone for entry in entries):
+        return found
+    return msgspec.structs.replace(
+        found,
+        rule="ledger.gone",
+        category=Category.USER_CODE_ERROR,
+        action=FirstAction.ASK_USER,
+        why=f"{text}: its process had ended before",
+        undecided="the output of that rank",
+    )
 
 
 def _by_count(

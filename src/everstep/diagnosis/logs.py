@@ -9,12 +9,14 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Callable
+from typing import NamedTuple
 
 import msgspec
 
 from everstep.diagnosis.exits import Exits
 from everstep.diagnosis.findings import Exit, Finding, Place, Speaker
 from everstep.diagnosis.labels import repeated, section_of, speaker_of, speaker_of_file
+from everstep.diagnosis.ledger import Ledger
 from everstep.diagnosis.metrics import metric_scanner
 from everstep.diagnosis.rules import Mark, Means, Pattern, Rule, Rules, patterns_of
 from everstep.diagnosis.scanner import LINE_BYTES, Engine, Line, Scanner, fastest
@@ -31,6 +33,9 @@ TAIL_BYTES = 256 << 10
 _LOOK_BACK_BYTES = 64 << 10
 _LONGEST_LINE = 1 << 20
 """A line that goes on for longer is read in pieces."""
+_BUSY_BYTES = 8 << 10
+_BUSY_LINES = 6
+"""Before the first line of a rank that waited."""
 _NAMED_GROUPS = ("rank", "machine", "address")
 
 
@@ -70,6 +75,13 @@ class _Here(Value, frozen=True, kw_only=True):
     at: Seconds | None
 
 
+class People(NamedTuple):
+    """What all logs of a job are read into together."""
+
+    who: Who
+    ledger: Ledger
+
+
 class Patterns:
     """All rules, ready to be looked for; made once."""
 
@@ -92,15 +104,16 @@ class LogReader:
         self,
         file: str,
         patterns: Patterns,
-        who: Who,
+        people: People,
         attempt: int = 0,
         listener: Callable[[bytes, int], None] | None = None,
     ) -> None:
         """`listener` gets every piece, too, in whole lines, with the number of the first one."""
         self._file = file
+        self._ledger = people.ledger
         self._listener = listener
         self._patterns = patterns
-        self._who = who
+        self._who = people.who
         self._attempt = attempt
         self._section = speaker_of_file(file)
         self._left = b""
@@ -111,6 +124,7 @@ class LogReader:
         self._findings: dict[tuple[object, ...], Finding] = {}
         self._marks: list[Marked] = []
         self._exits = Exits()
+        self._waited = False
 
     def feed(self, chunk: bytes) -> None:
         """The next piece, of any size."""
@@ -181,7 +195,7 @@ class LogReader:
         )
         for pattern in self._owners(line, shown):
             if isinstance(pattern.owner, Mark):
-                self._mark(pattern.owner, here)
+                self._mark(pattern.owner, here, text[: line.start])
             elif pattern.owner.role is not Role.NOISE:
                 self._find(pattern.owner, pattern, here, self._before_and(text, line.end))
 
@@ -191,9 +205,12 @@ class LogReader:
             return text[end - _LOOK_BACK_BYTES : end]
         return self._before[-(_LOOK_BACK_BYTES - end) :] + text[:end]
 
-    def _mark(self, mark: Mark, here: _Here) -> None:
+    def _mark(self, mark: Mark, here: _Here, before: bytes) -> None:
         if mark.means is Means.MACHINE:
             self._section = self._who.owner_named_in(here.shown) or self._section
+            return
+        if mark.means is Means.WAITS:
+            self._wait(here, before)
             return
         if mark.means is Means.RESTART and self._findings:
             self._attempt += 1
@@ -214,6 +231,15 @@ class LogReader:
                 attempt=self._attempt,
             )
         )
+
+    def _wait(self, here: _Here, before: bytes) -> None:
+        """A line of the ledger; what stood before the first one may say what was being done."""
+        first = not self._waited
+        took = self._ledger.line(here.shown, here.place, here.speaker, self._attempt)
+        self._waited = self._waited or took
+        if took and first:
+            for line in before[-_BUSY_BYTES:].splitlines()[-_BUSY_LINES:]:
+                self._ledger.before(clean(line))
 
     def _find(self, rule: Rule, pattern: Pattern, here: _Here, text: bytes) -> None:
         """Keep what a rule found, or count it."""
@@ -259,7 +285,8 @@ class LogReader:
             if any(other.search(shown) for other in self._patterns.unless[entry.owner.id]):
                 continue
             found[entry.owner.id] = entry
-        return list(found.values())
+        special = [entry for entry in found.values() if not _is_last_resort(entry.owner)]
+        return special or list(found.values())
 
     def _speaker(self, shown: str) -> tuple[Speaker, str]:
         """From the line's labels, else from the name of its file or section."""
@@ -288,6 +315,10 @@ def _named(pattern: re.Pattern[str], shown: str) -> tuple[str, ...]:
         if value:
             names.append(f"rank {value}" if group == "rank" else value)
     return tuple(names)
+
+
+def _is_last_resort(owner: Rule | Mark) -> bool:
+    return isinstance(owner, Rule) and owner.last_resort
 
 
 def _breaks(text: bytes, start: int, end: int) -> int:

@@ -105,6 +105,8 @@ class Rule(Value, frozen=True, kw_only=True):
     """What it means, as a sentence for people without its full stop."""
     undecided: str = ""
     """What would decide, if it is ambiguous."""
+    last_resort: bool = False
+    """Speaks only about lines of which no other rule does."""
     cases: tuple[Case, ...] = ()
     """The first that holds replaces what it names."""
     examples: tuple[str, ...] = ()
@@ -144,7 +146,8 @@ class Means(StrEnum):
     """Says whose text the following is: `kubectl describe node`, a comment."""
     IDENTITY = "identity"
     """Says which rank, process, address or machine belong together."""
-    MEMORY_GROWS = "memory_grows"
+    WAITS = "waits"
+    """Says where a rank stands in its collectives: ledger.py reads it."""
 
 
 class Mark(Value, frozen=True, kw_only=True):

@@ -83,7 +83,7 @@ QUICK = Plan(
     (),
     kills=1,
     rivals=("dcp_staged", "dcp_async"),
-    counts=Counts(none=2, saved=6, rival=2, before_kill=4),
+    counts=Counts(none=2, saved=5, rival=2, before_kill=3),
 )
 WHOLE = Plan(
     (Length(1.5, "", 3), Length(0.3, "_0_3s", 3), Length(5.0, "_5s", 1)),

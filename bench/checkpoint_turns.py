@@ -31,7 +31,7 @@ PROBE_STEPS, PROBE_UNITS = 3, 100
 """To see what a unit of extra work takes here."""
 WARM_BACKUPS = 2
 """Then both places for received shards are in use: their memory is there."""
-UNPACED_BACKUPS = 2
+UNPACED_BACKUPS = 1
 COPIES = 3
 """Plain copies of memory after each kill."""
 NONE = "none"

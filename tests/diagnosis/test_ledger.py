@@ -106,3 +106,14 @@ def test_last_words_tell_what_was_being_done() -> None:
     assert busy_of(["[rank0]: evaluating 10/400"]) is Busy.EVALUATING
     assert busy_of(["packed 546/900"]) is Busy.PREPARING
     assert busy_of(["step 3 loss 2.1", "Error: while saving"]) is None
+
+
+def test_steps_since_a_save_say_that_it_ended() -> None:
+    saved = "saved checkpoint at step 5200"
+    assert busy_of([saved, "step 5201 loss 2.1", "step 5202 loss 2.0"]) is None
+    assert busy_of(["step 5202 loss 2.0", saved]) is Busy.SAVING
+
+
+def test_lines_at_the_start_do_not_count_as_waiting() -> None:
+    """What a job did before an early warning of NCCL says nothing of a hang much later."""
+    assert not Ledger().line("[rank0]: NCCL WARN MSCCL++: cannot load plugin", HERE)

@@ -38,12 +38,21 @@ _WORDS = {
 }
 _PATTERNS = {busy: re.compile(rf"\b(?:{words})\b", re.IGNORECASE) for busy, words in _WORDS.items()}
 _FAILED = re.compile(r"timed? ?out|Watchdog|Error|Exception|Traceback|NCCL|\bwarn", re.IGNORECASE)
+_WENT_ON = re.compile(
+    r"\b(?:step|iter\w*|it|batch|b)\b.{0,3}\d+.*\b(?:\w*loss|nll|ce|tokens?|samples?|lr|img)\b",
+    re.IGNORECASE,
+)
 
 
 def busy_of(lines: Iterable[str]) -> Busy | None:
-    """What the lines speak of, the most telling of it; None if of nothing of the kind."""
-    ordinary = [line for line in lines if not _FAILED.search(line)]
-    for busy, pattern in _PATTERNS.items():
-        if any(pattern.search(line) for line in ordinary):
-            return busy
-    return None
+    """What the last of the lines speak of; None if of nothing of the kind, or of steps since."""
+    found = None
+    for line in lines:
+        if _FAILED.search(line):
+            continue
+        spoken = next((b for b, pattern in _PATTERNS.items() if pattern.search(line)), None)
+        if spoken is not None:
+            found = spoken
+        elif _WENT_ON.search(line):
+            found = None
+    return found

@@ -134,6 +134,7 @@ _POSITION = re.compile(r"^\s*#(?P<seq>\d+) (?P<state>started|finished) ranks:")
 _SNAPSHOT = re.compile(r"^\s*\[(?P<ranks>[\d, ]+)\] (?P<state>started|finished) (?P<op>\w+)\s*$")
 _GONE = re.compile(r"Connection reset|Broken pipe|failed to recv|Connection closed")
 _REPEATED = re.compile(r"\[repeated (\d+)x across cluster\]")
+_NOWHERE = Place(file="", line=0, text="")
 UNNAMED = "?"
 """The group of lines that name none: older versions of torch."""
 NEAR = 8
@@ -195,9 +196,12 @@ def _who(text: str, speaker: Speaker) -> tuple[str, Speaker]:
         group = (
             "0" if found["desc"] == "default_pg" or (name == "0" and not found["desc"]) else name
         )
-    if speaker.rank is not None:
-        return group, speaker
     label = _LABEL.search(text)
+    if speaker.rank is not None:
+        inner = found is not None and group not in _DEFAULT and int(found["rank"]) == speaker.rank
+        if label or not inner:
+            return group, speaker
+        speaker = msgspec.structs.replace(speaker, rank=None)
     bracket = _BRACKET.search(text)
     rank = None
     if label:
@@ -270,12 +274,13 @@ class Ledger:
     """Collects the lines of a job's logs and judges them at the end."""
 
     def __init__(self) -> None:
-        self._entries: list[Entry] = []
+        self._entries: dict[Entry, Entry] = {}
+        """By what they say: the same line again, from the same rank, is kept once."""
         self._position: Entry | None = None
         self._before: list[str] = []
 
     def line(self, text: str, place: Place, speaker: Speaker = NOBODY, attempt: int = 0) -> bool:
-        """Take one line that has one of `MARKS`; False if it says nothing of the kind."""
+        """Take one line that has one of `MARKS`; True if somebody waits by it."""
         entry = parse(text, place, speaker)
         if entry is None:
             return False
@@ -285,8 +290,9 @@ class Ledger:
             entry = msgspec.structs.replace(
                 entry, enqueued=self._position.enqueued, completed=self._position.completed
             )
-        self._entries.append(msgspec.structs.replace(entry, attempt=attempt))
-        return True
+        entry = msgspec.structs.replace(entry, attempt=attempt)
+        self._entries.setdefault(msgspec.structs.replace(entry, place=_NOWHERE), entry)
+        return entry.kind is not Kind.SPOKE
 
     def before(self, text: str) -> None:
         """An ordinary line from shortly before a time-out: it may say what was being done."""
@@ -311,7 +317,7 @@ class Ledger:
         if not self._entries:
             return []
         last = max(entry.attempt for entry in self._entries)
-        entries = [entry for entry in self._entries if entry.attempt == last]
+        entries = [entry for entry in self._entries.values() if entry.attempt == last]
         found = analyse(entries, site, busy_of(self._before))
         return [found] if found is not None else []
 

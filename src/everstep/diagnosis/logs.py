@@ -149,6 +149,9 @@ class LogReader:
             speaker = self._speaker(line)[0]
             if speaker.rank is not None:
                 self._who.seen.add(speaker.rank)
+        if not self._waited and self._section.rank is not None:
+            for line in tail[-_BUSY_LINES:]:
+                self._ledger.before(line)  # its last words, if the others wait for this rank
         first = self._lines - len(tail) + 1
         progress = progress_in(tail)
         return Seen(

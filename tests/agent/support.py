@@ -80,13 +80,13 @@ class Job:
 
     def describe(self, command: Sequence[str], **fields: Any) -> JobSpec:
         """Write spec.json and machine.json."""
+        checkpoint = CheckpointSpec(directory=str(self.dir / "checkpoints"))
         spec = JobSpec(
             job=JobId("job"),
             uid=self.uid,
             command=tuple(command),
             working_dir=str(self.work),
-            checkpoint=CheckpointSpec(directory=str(self.dir / "checkpoints")),
-            **{"nnodes": 1, "nproc_per_node": 2, **fields},
+            **{"nnodes": 1, "nproc_per_node": 2, "checkpoint": checkpoint, **fields},
         )
         setup = MachineSetup(
             job=spec.job,

@@ -17,7 +17,15 @@ from everstep.agent.this_machine import ThisMachine
 from everstep.checkpoint.disk import publish, published, shard_path
 from everstep.checkpoint.slots import ShardWriter, Writer
 from everstep.events import PersistFailed, StepPersisted
-from everstep.model import Generation, MachineId, Published, Rank, Step
+from everstep.model import (
+    NO_STEP,
+    CheckpointSpec,
+    Generation,
+    MachineId,
+    Published,
+    Rank,
+    Step,
+)
 from tests.agent.support import Job
 
 RANKS = [Rank(0), Rank(1)]
@@ -28,7 +36,8 @@ class Disk:
 
     def __init__(self, root: Path) -> None:
         job = Job(root, f"p{os.getpid()}")
-        spec = job.describe(["train.py"])
+        self.own_disk = root / "nvme"
+        spec = job.describe(["train.py"], checkpoint=self._tiers(root))
         self.here = ThisMachine.read(job.machine.setup)
         self.directory = Path(spec.checkpoint.directory)
         self.running = True
@@ -48,16 +57,35 @@ class Disk:
             slot.payload[:] = bytes([step] * 100)
             writer.commit(slot, digest=0)
 
-    async def persist(self, step: int) -> StepPersisted | PersistFailed:
+    def _tiers(self, root: Path) -> CheckpointSpec:
+        return CheckpointSpec(
+            directory=str(root / "job" / "checkpoints"), local_directory=str(self.own_disk)
+        )
+
+    async def persist(
+        self, step: int, *, local_disk: bool = False, safe: int = NO_STEP
+    ) -> StepPersisted | PersistFailed:
         order = PersistStep(
-            id=f"p{step}",
+            id=f"{'l' if local_disk else 'p'}{step}",
             cause="test",
             why="test",
             machine=MachineId("m0"),
             generation=GENERATION,
             step=Step(step),
+            local_disk=local_disk,
+            safe=Step(safe),
         )
         return await self.persisting.persist(order, RANKS)
+
+    def answer_local(self, step: int, safe: int = NO_STEP) -> StepPersisted | PersistFailed:
+        return asyncio.run(self.persist(step, local_disk=True, safe=safe))
+
+    def on_own_disk(self) -> list[int]:
+        """Steps that all ranks have there, as the agent lists them."""
+        own_disk = OwnDisk(self.here)
+        asyncio.run(own_disk.look())
+        steps = [[copy.step for copy in own_disk.copies if copy.rank == rank] for rank in RANKS]
+        return sorted(set(steps[0]) & set(steps[1]))
 
     def answer(self, step: int) -> StepPersisted | PersistFailed:
         return asyncio.run(self.persist(step))
@@ -131,3 +159,46 @@ def test_a_directory_that_cannot_be_written_is_an_answer_and_not_a_crash(disk: D
     failed = disk.answer(5)
     assert isinstance(failed, PersistFailed)
     assert str(disk.directory) in failed.reason
+
+
+def test_a_machines_own_disk_keeps_the_safe_step_and_the_new_one(disk: Disk) -> None:
+    safe = NO_STEP
+    for step in (5, 6, 7):
+        disk.save(step)
+        assert isinstance(disk.answer_local(step, safe), StepPersisted)
+        assert disk.on_own_disk() == [kept for kept in (safe, step) if kept != NO_STEP]
+        safe = Step(step)
+    assert published(disk.directory) == []
+
+
+def test_a_step_for_both_disks_is_kept_until_it_is_on_both(disk: Disk) -> None:
+    """The ranks run on as soon as it is on the first."""
+
+    async def order_both() -> list[StepPersisted | PersistFailed]:
+        answers = [
+            asyncio.create_task(disk.persist(5, local_disk=local_disk))
+            for local_disk in (True, False)
+        ]
+        await asyncio.sleep(0)
+        disk.save(5)
+        first = await answers[0]
+        for step in range(6, 12):
+            disk.save(step)
+        return [first, await answers[1]]
+
+    assert [type(answer) for answer in asyncio.run(order_both())] == [StepPersisted] * 2
+    assert disk.on_own_disk() == [5]
+    assert shard_path(disk.directory, Step(5), Rank(1)).exists()
+
+
+def test_an_own_disk_that_fails_is_an_answer_and_the_next_order_is_carried_out(disk: Disk) -> None:
+    disk.save(5)
+    disk.own_disk.write_text("a file is in the way")
+    failed = disk.answer_local(5)
+    assert isinstance(failed, PersistFailed)
+    assert str(disk.own_disk) in failed.reason
+    assert disk.on_own_disk() == []
+    disk.own_disk.unlink()
+    disk.save(6)
+    assert isinstance(disk.answer_local(6), StepPersisted)
+    assert disk.on_own_disk() == [6]

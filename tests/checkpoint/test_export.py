@@ -151,7 +151,8 @@ def test_a_job_starts_from_a_directory_of_another_layout_and_world_size(
 ) -> None:
     directory = exported(ranks, "fsdp-tp", shm, tmp_path)
     for layout, size in {"hsdp": 4, "fsdp": 3, "ddp": 2}.items():
-        ranks.run(size, start, layout, directory, shm / layout, tmp_path)
+        url = f"local://{directory}" if layout == "ddp" else directory
+        ranks.run(size, start, layout, url, shm / layout, tmp_path)
 
 
 def plain_save(layout: str, directory: str, place: str, flat: int) -> None:
@@ -234,6 +235,10 @@ def start_from_less(directory: str, shm: str) -> None:
         checkpoint(shm, {"net": training.net}, from_dcp=directory).restore()
     with pytest.raises(CheckpointUnusable, match="is no directory of torch"):
         checkpoint(shm, training.state, from_dcp=shm).restore()
+    with pytest.raises(CheckpointUnusable, match=r"needs fsspec.*everstep\[remote\].*s3fs"):
+        checkpoint(shm, training.state, from_dcp="s3://bucket/dcp").restore()
+    with pytest.raises(CheckpointUnusable, match=r"is no directory of torch.*Protocol not known"):
+        checkpoint(shm, training.state, from_dcp="nowhere://bucket/dcp").restore()
 
 
 def test_a_directory_that_does_not_fit_is_refused_with_the_reason(

@@ -66,7 +66,7 @@ def test_every_process_segment_and_socket_of_the_job_goes_and_a_second_time_find
         assert not paths.machine(M0).launcher_socket.exists()
         assert not paths.endpoint.exists()
         assert sum("everstep.keeper" in line for line in cleaned.processes) == 2
-        assert "2 shared-memory directories" in str(cleaned)
+        assert "2 directories of copies" in str(cleaned)
         assert str(clean_job(paths.root)) == "nothing was left"
         assert paths.spec.exists(), "the job's records stay"
 

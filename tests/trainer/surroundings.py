@@ -22,6 +22,7 @@ class Surroundings:
     def __init__(self, shm: Path, tmp_path: Path) -> None:
         self.shm = shm
         self.disk = tmp_path / "checkpoints"
+        self.local_disk: Path | None = None
         self.notice_path = tmp_path / "notice.sock"
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         self._socket.bind(str(self.notice_path))
@@ -41,6 +42,7 @@ class Surroundings:
             restore=Step(restore),
             restore_generation=Generation(made_by),
             checkpoint_dir=str(self.disk),
+            local_disk=str(self.local_disk or ""),
         )
 
     def run(

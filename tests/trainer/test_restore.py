@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from everstep.checkpoint import disk, slots
+from everstep.checkpoint import disk, local_disk, slots
 from everstep.checkpoint.format import PAGE, Expected
 from everstep.model import Generation, Rank, Step
 from everstep.trainer.checkpoint import CheckpointUnusable
@@ -115,6 +115,26 @@ def test_a_damaged_copy_on_disk_is_withdrawn(here: Surroundings) -> None:
     with pytest.raises(CheckpointUnusable, match="truncated"):
         here.run(2, 9).checkpoint(Training().state()).restore()
     assert disk.published(here.disk) == []
+
+
+def test_the_machines_own_disk_gives_what_memory_lost_and_a_bad_copy_there_is_dropped(
+    here: Surroundings, tmp_path: Path
+) -> None:
+    here.local_disk = tmp_path / "nvme"
+    losses = train(here.run(), STOP)
+    on_disk(here, 9)
+    local_disk.persist(here.shm, Rank(0), Step(9), here.local_disk, lambda: None)
+    slots.remove_all(here.shm)
+    assert train(here.run(2, 9), 10) == losses[10:10]
+    path = disk.shard_path(here.local_disk, Step(9), Rank(0))
+    content = bytearray(path.read_bytes())
+    content[PAGE + 2000] ^= 1
+    path.write_bytes(content)
+    slots.remove_all(here.shm)
+    assert train(here.run(3, 9, 1), STOP) == losses[10:]
+    places = [notice.text for notice in here.notices() if notice.kind == NoticeKind.RESTORED]
+    assert ["own disk" in text for text in places] == [True, False]
+    assert not path.exists()
 
 
 def test_a_copy_of_another_generation_is_not_restored(here: Surroundings) -> None:

@@ -15,7 +15,6 @@ from pathlib import Path
 
 from everstep.checkpoint import disk, slots
 from everstep.checkpoint.format import Expected, Shard
-from everstep.checkpoint.slots import ShardMissing
 from everstep.model import Copy, Rank, Step
 
 
@@ -51,16 +50,14 @@ def drop_newer(directory: Path, step: Step) -> None:
     keep(directory, [held for held in disk.steps_in(directory) if held <= step])
 
 
-def read(directory: str, expected: Expected) -> Shard:
+def read(directory: Path, expected: Expected) -> Shard:
     """Open the rank's shard. Raises ShardMissing or ShardBad."""
-    if not directory:
-        raise ShardMissing("this job keeps nothing on the machines' own disks")
-    return disk.open_file(Path(directory), expected)
+    return disk.open_file(directory, expected)
 
 
-def drop(directory: str, rank: Rank, step: Step) -> None:
+def drop(directory: Path, rank: Rank, step: Step) -> None:
     """Remove a shard that turned out to be bad. Raises OSError."""
-    disk.shard_path(Path(directory), step, rank).unlink(missing_ok=True)
+    disk.shard_path(directory, step, rank).unlink(missing_ok=True)
 
 
 def remove_all(directory: Path) -> None:

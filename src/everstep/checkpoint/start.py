@@ -14,7 +14,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from pathlib import Path as FilePath
 from typing import Any
 
 import torch
@@ -29,6 +28,7 @@ from everstep.checkpoint.load import DoesNotFit, keep_dtypes
 from everstep.checkpoint.merging import Path, leaves
 from everstep.checkpoint.naming import Names, canonical, kind_of, parameters_of
 from everstep.checkpoint.rng import RNG_ENTRY, set_rng_states
+from everstep.checkpoint.tier import FILE, is_url
 from everstep.model import NO_STEP, Rank, Step, Value
 
 STEP_KEY = "everstep.step"
@@ -47,9 +47,12 @@ class Started(Value, frozen=True, kw_only=True):
 
 
 def start_from(
-    directory: FilePath, state: Mapping[str, Stateful], rank: Rank, world_size: int
+    directory: str, state: Mapping[str, Stateful], rank: Rank, world_size: int
 ) -> Started:
-    """Load the state from a DCP directory. Raises DoesNotFit; some may be loaded by then."""
+    """Load the state from a DCP directory, a path or a URL for fsspec.
+
+    Raises DoesNotFit; some may be loaded by then.
+    """
     source = _Source(directory, rank, world_size)
     names = Names(state)
     found = 0
@@ -84,14 +87,29 @@ def _nothing() -> None:
     pass
 
 
+def _reader(directory: str) -> FileSystemReader:
+    if not is_url(directory):
+        return FileSystemReader(directory.removeprefix(FILE))
+    from torch.distributed.checkpoint._fsspec_filesystem import (  # noqa: PLC0415 -- needs fsspec
+        FsspecReader,
+    )
+
+    return FsspecReader(directory)
+
+
 class _Source:
     """A DCP directory: its keys, and reading some of them."""
 
-    def __init__(self, directory: FilePath, rank: Rank, world_size: int) -> None:
-        self._reader = FileSystemReader(directory)
+    def __init__(self, directory: str, rank: Rank, world_size: int) -> None:
         try:
+            self._reader = _reader(directory)
             metadata = self._reader.read_metadata()
-        except (OSError, EOFError) as error:
+        except ImportError as error:
+            raise DoesNotFit(
+                f"{directory} is a URL and needs fsspec and the store's own package: install "
+                f"everstep[remote] ({error})"
+            ) from error
+        except Exception as error:  # stores' packages raise whatever they like
             raise DoesNotFit(
                 f"{directory} is no directory of torch.distributed.checkpoint: {error}"
             ) from error

@@ -51,7 +51,8 @@ class Cleaned(Value, frozen=True, kw_only=True):
     processes: tuple[str, ...] = ()
     """ "PID command line" of each."""
     directories: tuple[str, ...] = ()
-    """Of shared memory, also those that a keeper removed itself on its way out."""
+    """Of shared memory and of copies on this host's disk, also those that a keeper removed itself
+    on its way out."""
     files: tuple[str, ...] = ()
     """Sockets and pid files."""
 
@@ -60,7 +61,7 @@ class Cleaned(Value, frozen=True, kw_only=True):
             return "nothing was left"
         parts = (
             _counted(self.processes, "process ended", "processes ended"),
-            _counted(self.directories, "shared-memory directory", "shared-memory directories"),
+            _counted(self.directories, "directory of copies", "directories of copies"),
             _counted(self.files, "socket or pid file", "sockets and pid files"),
         )
         return ", ".join(part for part in parts if part) + " removed"
@@ -73,18 +74,31 @@ class Scope(Value, frozen=True, kw_only=True):
     """Of the job or of the machine; processes of ours that name a path in it belong to it."""
     shm: tuple[str, ...]
     """Directories of shared memory; processes that use one belong to it."""
+    local_disk: tuple[str, ...] = ()
+    """Directories of the machines' copies on this host's disk: worth nothing without the job."""
 
 
 def job_scope(root: Path, spec: JobSpec) -> Scope:
     """Everything of the job on this host."""
     found = SHM_ROOT.glob(f"{shm_dir(spec.job, spec.uid, MachineId('')).name}*")
-    return Scope(directory=str(root.absolute()), shm=tuple(sorted(map(str, found))))
+    return Scope(
+        directory=str(root.absolute()),
+        shm=tuple(sorted(map(str, found))),
+        local_disk=_copies_of(spec, "*"),
+    )
 
 
 def machine_scope(paths: MachinePaths, spec: JobSpec, machine: MachineId) -> Scope:
     """Everything of one stand-in machine."""
     shm = shm_dir(spec.job, spec.uid, machine)
-    return Scope(directory=str(paths.root.absolute()), shm=(str(shm),))
+    local_disk = _copies_of(spec, f"-{machine}")
+    return Scope(directory=str(paths.root.absolute()), shm=(str(shm),), local_disk=local_disk)
+
+
+def _copies_of(spec: JobSpec, ending: str) -> tuple[str, ...]:
+    directory = spec.checkpoint.local_directory
+    found = Path(directory).glob(f"everstep-{spec.job}-{spec.uid}{ending}") if directory else ()
+    return tuple(sorted(map(str, found)))
 
 
 def clean_job(root: Path) -> Cleaned:
@@ -103,7 +117,7 @@ def clean_job(root: Path) -> Cleaned:
         files += _files_of(MachinePaths(directory))
     return Cleaned(
         processes=tuple(processes),
-        directories=tuple(sorted({*scope.shm, *_remove_directories(late)})),
+        directories=tuple(sorted({*scope.shm, *scope.local_disk, *_remove_directories(late)})),
         files=tuple(str(path) for path in files if _removed(path)),
     )
 
@@ -203,7 +217,7 @@ def _files_of(paths: MachinePaths) -> Iterator[Path]:
 
 
 def _remove_directories(scope: Scope) -> Iterator[str]:
-    for directory in scope.shm:
+    for directory in (*scope.shm, *scope.local_disk):
         try:
             shutil.rmtree(directory)
         except FileNotFoundError:

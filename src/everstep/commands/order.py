@@ -98,7 +98,7 @@ def _planned(job: JobPaths, what: Cleaning) -> CleanedJob:
         job=JobId(job.root.name),
         dry_run=True,
         processes=tuple(lines),
-        directories=(*scope.shm, *_forgotten(job, what)),
+        directories=(*scope.shm, *scope.local_disk, *_forgotten(job, what)),
     )
 
 

@@ -31,6 +31,9 @@ from everstep.trainer.notices import NoticeKind, Notices
 if TYPE_CHECKING:
     from everstep.checkpoint.start import Started
 
+_Open = Callable[[AttachContext, Expected], Shard]
+_Drop = Callable[[AttachContext], None]
+
 
 class Restored(Value, frozen=True, kw_only=True):
     """What restore_state() did."""
@@ -54,11 +57,7 @@ def restore_state(
     )
     threads = usable_threads()
     reasons = []
-    for name, open_copy, drop in (
-        ("memory", _from_memory, _drop_from_memory),
-        ("the machine's own disk", _from_local_disk, _drop_from_local_disk),
-        ("disk", _from_disk, _drop_from_disk),
-    ):
+    for name, open_copy, drop in _places(context):
         try:
             shard = open_copy(context, expected)
             check_digest(shard, threads)
@@ -83,6 +82,14 @@ def restore_state(
     raise _unusable(context, reasons)
 
 
+def _places(context: AttachContext) -> list[tuple[str, _Open, _Drop]]:
+    """Where a copy may be, the nearest first; how it is opened and how it is dropped."""
+    memory = ("memory", _from_memory, _drop_from_memory)
+    own_disk = ("the machine's own disk", _from_local_disk, _drop_from_local_disk)
+    disk = ("disk", _from_disk, _drop_from_disk)
+    return [memory, own_disk, disk] if context.local_disk else [memory, disk]
+
+
 def start_state(directory: str, state: Mapping[str, Stateful], notices: Notices) -> Started:
     """Load a DCP directory into `state`. Raises CheckpointUnusable."""
     from everstep.checkpoint.start import start_from  # noqa: PLC0415 -- DCP takes long to import
@@ -91,7 +98,7 @@ def start_state(directory: str, state: Mapping[str, Stateful], notices: Notices)
     running = dist.is_available() and dist.is_initialized()
     rank, world_size = (dist.get_rank(), dist.get_world_size()) if running else (0, 1)
     try:
-        started = start_from(Path(directory), state, Rank(rank), world_size)
+        started = start_from(directory, state, Rank(rank), world_size)
     except DoesNotFit as error:
         raise CheckpointUnusable(str(error)) from error
     took_s = time.monotonic() - began_s
@@ -119,12 +126,12 @@ def _from_memory(context: AttachContext, expected: Expected) -> Shard:
 
 
 def _from_local_disk(context: AttachContext, expected: Expected) -> Shard:
-    return local_disk.read(context.local_disk, expected)
+    return local_disk.read(Path(context.local_disk), expected)
 
 
 def _drop_from_local_disk(context: AttachContext) -> None:
     with contextlib.suppress(OSError):  # a disk that fails altogether
-        local_disk.drop(context.local_disk, context.rank, context.restore)
+        local_disk.drop(Path(context.local_disk), context.rank, context.restore)
 
 
 def _from_disk(context: AttachContext, expected: Expected) -> Shard:

@@ -134,8 +134,8 @@ class Run:
         background, and its next step waits for that. An optimizer without torch.optim's hooks needs
         `explicit_wait`, the promise to call wait() on the result before each of its steps.
 
-        `from_dcp` is a directory of torch.distributed.checkpoint that restore() loads when the job
-        has no step of its own yet; it may come from another number of ranks or layout.
+        `from_dcp` is a directory of torch.distributed.checkpoint, or its URL, that restore() loads
+        when the job has no step of its own yet; it may come from another number of ranks or layout.
         """
         checkpoint = Checkpoint(
             self._place,

@@ -16,7 +16,7 @@ from everstep.commands.plan import (
     endpoint_of,
     plan,
 )
-from everstep.model import UserError
+from everstep.model import Every, UserError
 
 FACTS: dict[str, Any] = {
     "state_dir": "/state",
@@ -140,6 +140,27 @@ def test_run_path_wins_over_no_python() -> None:
 def test_a_checkpoint_directory_is_taken_from_where_the_user_is() -> None:
     assert made("--checkpoint-dir ck t.py").spec.checkpoint.directory == "/home/u/ck"
     assert made("--checkpoint-dir /ck t.py").spec.checkpoint.directory == "/ck"
+    local = made("--local-checkpoint-dir nvme t.py").spec.checkpoint.local_directory
+    assert local == "/home/u/nvme"
+        made("--local-checkpoint-dir nvme t.py").spec.checkpoint.local_directory == "/home/u/nvme"
+    )
+    assert made("t.py").spec.checkpoint.local_directory == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "every"),
+    [
+        ("100", Every(steps=100)),
+        ("90s", Every(seconds=90.0)),
+        ("10m", Every(seconds=600.0)),
+        ("2h", Every(seconds=7200.0)),
+        ("0", Every()),
+        ("0m", Every()),
+    ],
+)
+def test_how_often_is_a_number_of_steps_or_a_time(text: str, every: Every) -> None:
+    spec = made(f"--disk-every {text} --local-disk-every {text} t.py").spec.checkpoint
+    assert (spec.disk_every, spec.local_disk_every) == (every, every)
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from everstep.actions import (
     RequestMachines,
     StartRanks,
 )
+from everstep.controller.views import status
 from everstep.core.controller import ControllerCore
 from everstep.core.faults import objection, target_of
 from everstep.core.observe import BACKUP_RETRY_S
@@ -167,8 +168,12 @@ def test_a_failed_disk_copy_is_tried_again_after_a_while_with_another_step() -> 
     assert core.handle(failed, 5.0) == []
     transcript.run("> 6 persisted m1\n> 7 progress 12\n")
     assert not [a for a in core.outstanding(MachineId("m0")) if isinstance(a, PersistStep)]
+    (note,) = status(core.state, 8.0).notes
+    assert note == "the newest copy to disk failed and is tried again: m0: disk full"
     transcript.run("> 36 progress 40\n")
     assert transcript.order(PersistStep, MachineId("m0")).step == 45
+    transcript.run("> 37 progress 46\n> 38 persisted m0 m1\n> 39 published\n")
+    assert status(core.state, 40.0).notes == ()
 
 
 def test_a_machine_that_cannot_start_its_ranks_is_tried_again() -> None:

@@ -131,6 +131,16 @@ class IncidentsView(Value, frozen=True, kw_only=True):
     ettr: float | None
 
 
+def _failing_disks(state: State) -> list[str]:
+    """Training goes on without these copies, so somebody has to be told."""
+    disks = {"disk": state.disk, "the machines' own disks": state.local_disk}
+    return [
+        f"the newest copy to {place} failed and is tried again: {tier.failed}"
+        for place, tier in disks.items()
+        if tier.failed
+    ]
+
+
 def status(state: State, now: Seconds, notes: tuple[str, ...] = ()) -> StatusView:
     """Where the job is. The state must have seen JobSubmitted."""
     spec, incident = state.job, state.incident
@@ -158,7 +168,7 @@ def status(state: State, now: Seconds, notes: tuple[str, ...] = ()) -> StatusVie
         layout=_layout(state),
         mechanisms=mechanisms(state),
         outcome=_outcome(state),
-        notes=(*state.paged.values(), *notes),
+        notes=(*state.paged.values(), *_failing_disks(state), *notes),
     )
 
 

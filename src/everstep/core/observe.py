@@ -442,11 +442,15 @@ def _end_persist(state: State, tier: TierBooks, now: Seconds) -> None:
     if persist is None or persist.awaiting:
         return
     if persist.failed:
-        tier.persist = None
-        tier.not_before = now + PERSIST_RETRY_S
+        _missed(tier, persist.failed, now)
     elif tier is state.local_disk:
-        tier.persist = None
+        tier.persist, tier.failed = None, ""
         tier.after = persist.step
+
+
+def _missed(tier: TierBooks, why: str, now: Seconds) -> None:
+    tier.persist, tier.failed = None, why
+    tier.not_before = now + PERSIST_RETRY_S
 
 
 def _step_backed_up(state: State, event: StepBackedUp, now: Seconds) -> None:
@@ -494,9 +498,9 @@ def _step_published(state: State, event: StepPublished, now: Seconds) -> None:
     state.outstanding.pop(event.action, None)
     persist = state.disk.persist
     if persist is not None and persist.publishing == event.action:
-        state.disk.persist = None
+        state.disk.persist, state.disk.failed = None, ""
         if event.reason:
-            state.disk.not_before = now + PERSIST_RETRY_S
+            _missed(state.disk, event.reason, now)
     abandoned = event.generation < state.generation and event.step > state.restored
     if not event.reason and not (abandoned and state.phase is not Phase.STOPPING):
         entry = Published(step=event.step, generation=event.generation)

@@ -155,6 +155,8 @@ class TierBooks(msgspec.Struct, kw_only=True):
     """When that was."""
     not_before: Seconds = 0.0
     """After a copy that failed, when to try again."""
+    failed: str = ""
+    """Why the newest copy failed; empty if it did not."""
 
 
 class Backup(msgspec.Struct, kw_only=True):

@@ -67,6 +67,9 @@ class StartRanks(Imperative, frozen=True, kw_only=True):
     fetch: tuple[Peer, ...] = ()
     """Where to fetch the shards of `restore` from that are not in this machine's memory; what can
     be fetched from nobody is read from disk."""
+    slices: tuple[Peer, ...] = ()
+    """Where each rank's slices are, of those that parts in `fetch` are joined with: in the memory
+    of its own machine or of its peer. Of whole shards alone: empty."""
     restarts: int
     """Restarts before this one, torchrun's TORCHELASTIC_RESTART_COUNT."""
 
@@ -102,6 +105,8 @@ class BackUpStep(Imperative, frozen=True, kw_only=True):
     """One for every rank of the machine."""
     spread_s: Seconds = 0.0
     """Time over which to spread the sending; 0: as fast as it goes."""
+    whole: str = ""
+    """Why shards are sent whole; empty: of what ranks hold alike, each sends its slice."""
 
 
 class InjectFault(Imperative, frozen=True, kw_only=True):

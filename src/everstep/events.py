@@ -25,6 +25,7 @@ from everstep.model import (
     Rank,
     RankError,
     RankStatus,
+    Replicated,
     Seconds,
     SeenGroups,
     Step,
@@ -245,6 +246,8 @@ class StepBackedUp(Fact, frozen=True, kw_only=True):
     sent_bytes: int = 0
     took_s: Seconds = 0.0
     """From the first byte to the last acknowledgement."""
+    replicated: tuple[Replicated, ...] = ()
+    """What its ranks have of the tensors of which they sent a slice only."""
 
 
 class BackupFailed(Fact, frozen=True, kw_only=True):

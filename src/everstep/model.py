@@ -7,6 +7,7 @@ reads a clock, a file or the environment.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from typing import NewType
 
@@ -211,6 +212,37 @@ class JobSpec(Value, frozen=True, kw_only=True):
         return range(first, first + self.nproc_per_node)
 
 
+class Span(Value, frozen=True, kw_only=True, array_like=True):
+    """Ranks at equal distances, as those of one group are: a few bytes, however many they are."""
+
+    first: Rank
+    count: int
+    stride: int
+
+    @property
+    def ranks(self) -> range:
+        return range(self.first, self.first + self.count * self.stride, self.stride)
+
+
+def spans_of(ranks: Iterable[Rank]) -> tuple[Span, ...]:
+    """The same ranks in few spans; equal for equal sets."""
+    found: list[Span] = []
+    for rank in sorted(ranks):
+        last = found[-1] if found else None
+        if last is not None and last.count == 1:
+            found[-1] = Span(first=last.first, count=2, stride=rank - last.first)
+        elif last is not None and rank == last.first + last.count * last.stride:
+            found[-1] = Span(first=last.first, count=last.count + 1, stride=last.stride)
+        else:
+            found.append(Span(first=rank, count=1, stride=1))
+    return tuple(found)
+
+
+def ranks_in(spans: Iterable[Span]) -> Iterator[Rank]:
+    """All ranks of these spans."""
+    return (Rank(rank) for span in spans for rank in span.ranks)
+
+
 class Copy(Value, frozen=True, kw_only=True, array_like=True):
     """One rank's complete checkpoint of one step in the memory of the machine that reports it.
 
@@ -221,6 +253,19 @@ class Copy(Value, frozen=True, kw_only=True, array_like=True):
     rank: Rank
     step: Step
     generation: Generation
+    replicas: tuple[Span, ...] = ()
+    """Empty if the copy is whole. Else it is a part: of what these ranks (its own among them) hold
+    alike it has only its own slice, and the shard is joined with what the others have."""
+
+
+class Replicated(Value, frozen=True, kw_only=True, array_like=True):
+    """What one rank has of the tensors that it believes to hold in common with some others."""
+
+    rank: Rank
+    replicas: tuple[Span, ...]
+    """All of them, this one too."""
+    digest: str
+    """Of the tensors' checksums: equal on all, if they are replicas indeed."""
 
 
 class Peer(Value, frozen=True, kw_only=True, array_like=True):

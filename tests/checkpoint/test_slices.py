@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import random
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,50 +19,16 @@ from everstep.checkpoint.format import (
     Header,
     Shard,
     ShardBad,
-    ShardIndex,
-    StateEntry,
-    TensorEntry,
     crc_of,
-    pack_index,
-    padded,
+    unpack_index,
 )
 from everstep.checkpoint.tier import Tier, tier_at
-from everstep.model import Generation, Published, Rank, Step
+from everstep.model import Generation, Published, Rank, Step, ranks_in
 from tests.checkpoint.nets import Training, checkpoint, same
+from tests.checkpoint.payloads import ALL, payload_of
 from tests.checkpoint.ranks import Ranks
 
 STEP = Step(4)
-ALL = (Rank(0), Rank(1), Rank(2))
-
-
-def payload_of(rank: int, sizes: list[tuple[int, int]], own: int) -> memoryview:
-    """A payload of replicated tensors and others, at places that no other rank has them at.
-
-    `sizes`: bytes of each tensor, and whether it is replicated on all ranks (0) or on none.
-    """
-    at = 0
-    tensors, content = [], bytearray()
-    for number, (size, kind) in enumerate([(own, NO_REPLICAS), *sizes]):
-        at = padded(len(content))
-        content += bytes(at - len(content))
-        seed = f"{number}" if kind == 0 else f"{number} of {rank}"
-        content += random.Random(seed).randbytes(size)
-        entry = TensorEntry(
-            dtype="uint8",
-            shape=(size,),
-            stride=(1,),
-            offset=at,
-            nbytes=size,
-            device="cpu",
-            replicas=kind,
-        )
-        tensors.append(entry)
-    entries = (
-        StateEntry(name="loader", skeleton=b"l" * (rank * 3000), first=0),
-        StateEntry(name="model", skeleton=b"m", first=1),
-    )
-    index = ShardIndex(entries=entries, tensors=tuple(tensors), replicas=(ALL,))
-    return memoryview(bytearray(pack_index(index) + content))
 
 
 def shard_of(rank: int, payload: memoryview) -> Shard:
@@ -122,6 +87,67 @@ def test_together_replicas_write_little_more_than_one_copy() -> None:
 
 def three(sizes: list[tuple[int, int]]) -> list[Shard]:
     return [written(cut(shard_of(rank, payload_of(rank, sizes, 9))), rank) for rank in ALL]
+
+
+def excerpt(shard: Shard, reader: int) -> Shard:
+    return written(slices.excerpt(shard, Rank(reader)), shard.header.rank)
+
+
+@given(
+    sizes=st.lists(st.tuples(st.integers(0, 900), st.sampled_from([0, NO_REPLICAS])), max_size=6),
+    whole=st.booleans(),
+)
+def test_a_reader_needs_no_more_of_others_than_their_slices(
+    sizes: list[tuple[int, int]], *, whole: bool
+) -> None:
+    shards = [shard_of(rank, payload_of(rank, [*sizes, (500, 0)], 9)) for rank in ALL]
+    parts = [written(cut(shard), rank) for rank, shard in enumerate(shards)]
+    for rank, shard in enumerate(shards):
+        excerpts = [excerpt(shards[r] if whole else parts[r], rank) for r in ALL]
+        joined = slices.join(parts[rank], excerpts.__getitem__)
+        assert joined.payload == shard.payload
+
+
+def test_a_rank_and_its_readers_move_one_shard_and_a_few_tables() -> None:
+    shards = [shard_of(rank, payload_of(rank, [(3 << 20, 0)], 100)) for rank in ALL]
+    came = [cut(shards[0]).nbytes, *(slices.excerpt(shards[r], Rank(0)).nbytes for r in (1, 2))]
+    assert 3 << 20 < sum(came) < (3 << 20) + 100_000
+
+
+def test_slices_are_given_only_of_what_the_reader_has_too() -> None:
+    shard = shard_of(0, payload_of(0, [(5000, 0)], 9))
+    assert slices.excerpt(shard, Rank(1)).nbytes > slices.excerpt(shard, Rank(7)).nbytes
+
+
+def test_joined_bytes_go_where_the_caller_has_room() -> None:
+    shards = [shard_of(rank, payload_of(rank, [(700, 0)], 9)) for rank in ALL]
+    parts = [written(cut(shard), rank) for rank, shard in enumerate(shards)]
+    room = bytearray(len(shards[1].payload))
+    slices.join(parts[1], parts.__getitem__, lambda size: memoryview(room)[:size])
+    assert room == shards[1].payload
+
+
+def test_the_size_of_a_part_is_known_before_it_is_cut() -> None:
+    payload = payload_of(1, [(90_000, 0), (500, NO_REPLICAS)], 9)
+    index, _ = unpack_index(payload)
+    part = cut(shard_of(1, payload))
+    assert slices.part_bytes(index, len(payload), Rank(1)) == part.nbytes - len(part.chunks[0])
+    alone, _ = unpack_index(payload_of(1, [(500, NO_REPLICAS)], 9))
+    assert slices.part_bytes(alone, 12345, Rank(1)) == 12345
+
+
+def test_what_a_rank_says_of_its_replicas_is_equal_if_they_are() -> None:
+    told = [slices.replicated(part.head, Rank(r)) for r, part in enumerate(map(cut, whole_three()))]
+    assert {each.digest for (each,) in told} == {told[0][0].digest}
+    assert [list(ranks_in(each.replicas)) for (each,) in told] == [list(ALL)] * 3
+    other = payload_of(2, [(500, 0), (700, 0)], 9)
+    other[-1] ^= 1
+    (changed,) = slices.replicated(cut(shard_of(2, other)).head, Rank(2))
+    assert changed.digest != told[2][0].digest
+
+
+def whole_three() -> list[Shard]:
+    return [shard_of(rank, payload_of(rank, [(500, 0), (700, 0)], 9)) for rank in ALL]
 
 
 def test_one_different_bit_on_one_replica_is_named() -> None:

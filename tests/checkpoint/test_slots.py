@@ -227,7 +227,7 @@ def test_a_bad_copy_that_was_dropped_is_not_listed(shm: Path) -> None:
 def test_a_small_shm_is_refused_with_the_figure_needed_and_holds_nothing(small_shm: Path) -> None:
     who = Writer(rank=Rank(0), world_size=8, generation=Generation(1), local_ranks=8)
     shards = ShardWriter(small_shm, who)
-    with pytest.raises(SharedMemoryTooSmall, match=r"need 34\.1 MiB .*4 slots .* 8 ranks.*--shm"):
+    with pytest.raises(SharedMemoryTooSmall, match=r"need 34\.1 MiB .* 8 ranks .*4 slots.*--shm"):
         shards.reserve(MIB)
     assert list(small_shm.glob("rank-*/slot-*")) == []
 

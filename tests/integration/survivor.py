@@ -1,7 +1,8 @@
 """The training script of test_survival.py: small, quick and exact.
 
 Rank 0 writes a line per finished step: its loss and a digest of all parameters, bit for bit. It
-trains until somebody puts a file where --stop says; then all ranks end after the same step.
+trains until somebody puts a file where --stop says; then all ranks end after the same step. With
+--ddp the model is wrapped, so that everstep knows all ranks to be replicas.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 -- everyone's name for it
+from torch.nn.parallel import DistributedDataParallel
 
 import everstep
 
@@ -39,6 +41,14 @@ def digest(model: nn.Module) -> str:
     return total.hexdigest()
 
 
+def replicated(model: nn.Module) -> nn.Module:
+    """Under DDP, with the gradient buckets that every later step will have."""
+    wrapped = DistributedDataParallel(model)
+    wrapped(torch.zeros(1, SEEN, dtype=torch.long)).sum().backward()
+    wrapped.zero_grad()
+    return wrapped
+
+
 def average(model: nn.Module, stop: float) -> bool:
     """Average all gradients in one call; whether rank 0 said stop."""
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
@@ -56,13 +66,16 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--losses", type=Path, required=True)
     parser.add_argument("--stop", type=Path, required=True)
+    parser.add_argument("--ddp", action="store_true")
     args = parser.parse_args()
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     torch.manual_seed(7)
-    model = nn.Sequential(
+    model: nn.Module = nn.Sequential(
         nn.Embedding(256, 8), nn.Flatten(), nn.Linear(8 * SEEN, 32), nn.Tanh(), nn.Linear(32, 256)
     )
+    if args.ddp:
+        model = replicated(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     text = bytearray(Path(sysconfig.get_path("stdlib"), "argparse.py").read_bytes())
     source = torch.frombuffer(text, dtype=torch.uint8).long()

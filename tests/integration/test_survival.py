@@ -37,11 +37,14 @@ pytestmark = pytest.mark.torch
 class Trained:
     """One job that trains survivor.py or a script alike, as its user would start it."""
 
-    def __init__(self, directory: Path, name: str, *flags: str, script: Path = SURVIVOR) -> None:
+    def __init__(
+        self, directory: Path, name: str, *flags: str, script: Path = SURVIVOR, ddp: bool = False
+    ) -> None:
         self.paths = JobPaths(directory / "jobs", JobId(name))
         self.log = directory / f"{name}.log"
         self.stop = directory / "stop"
-        command = (str(script), "--losses", str(self.log), "--stop", str(self.stop))
+        command = [str(script), "--losses", str(self.log), "--stop", str(self.stop)]
+        command += ["--ddp"] if ddp else []
         self._run = ("run", "--job", name, "--detach", *flags, *command)
 
     def start(self) -> None:
@@ -97,9 +100,11 @@ def aim(
 
 
 @contextmanager
-def training(directory: Path, name: str, *flags: str, script: Path = SURVIVOR) -> Iterator[Trained]:
+def training(
+    directory: Path, name: str, *flags: str, script: Path = SURVIVOR, ddp: bool = False
+) -> Iterator[Trained]:
     """A job that is ended with the test; its logs stay where tmp_path is kept."""
-    trained = Trained(directory, name, *flags, script=script)
+    trained = Trained(directory, name, *flags, script=script, ddp=ddp)
     trained.start()
     try:
         yield trained

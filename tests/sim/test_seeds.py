@@ -143,7 +143,9 @@ def test_lost_machines_cost_no_machine_safe_step(seeds: range, harms: tuple[Harm
     for seed in seeds:
         run(backing_up(seed, Harm.LOSE_MACHINE, *harms), told.append)
     starts = [line for line in told if "StartRanks cause" in line]
-    assert any("fetch=()" not in line for line in starts)
+    fetches = [line for line in starts if "fetch=()" not in line]
+    assert any("slices=()" in line for line in fetches), "whole shards"
+    assert any("slices=()" not in line for line in fetches), "parts"
 
 
 @pytest.mark.parametrize("harm", [None, Harm.KILL_AGENT, Harm.KILL_RANK, Harm.LOSE_MACHINE])
@@ -221,6 +223,28 @@ def test_a_core_that_forgets_the_backups_is_found(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(everstep.core.restore, "choose", without)
     said = first_failure([backing_up(seed, Harm.LOSE_MACHINE) for seed in range(20)])
     assert "was in the memory of two machines each and only that of m" in said
+
+
+def replicated(seed: int, *, differ: bool) -> Options:
+    options = backing_up(seed, Harm.LOSE_MACHINE)
+    return msgspec.structs.replace(options, replica_stride=1, replicas_differ=differ)
+
+
+def test_a_core_that_names_too_few_slices_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def own_alone(ranks: list[Rank], copies: Copies) -> Choice:
+        right = choose(ranks, copies)
+        joins = {rank: sources[-1:] for rank, sources in right.joins.items()}
+        return msgspec.structs.replace(right, joins=joins)
+
+    monkeypatch.setattr(everstep.core.restore, "choose", own_alone)
+    said = first_failure([replicated(seed, differ=False) for seed in range(20)])
+    assert re.search(r"has rank \d joined of step \d+ with the slices of rank \d from None", said)
+
+
+def test_a_core_that_compares_no_replicas_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("everstep.core.observe.differing", lambda _: "")
+    said = first_failure([replicated(seed, differ=True) for seed in range(20)])
+    assert "was joined from slices of ranks that do not hold the same" in said
 
 
 def test_a_core_that_does_not_wait_for_the_proof_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,9 +4,11 @@ A line `> TIME FACT [MACHINE...] [key=value...]` tells the core one fact per nam
 lines below it are what the core decided, in order. Facts are event names, or one of these short
 forms, which answer the newest outstanding order of that kind:
 
-    stopped M.. [finished=S] [copies=S,S..] [backups=R:S,R:S..] [disk=S,S..]   RanksStopped; copies
-        of every rank of its position in memory and on its own disk, backups of rank R's step S
-    started M.. | persisted M.. | backed_up M.. | released M.. | published | requested
+    stopped M.. [finished=S] [copies=S,S..] [backups=R:S,R:S..] [parts=R:S,R:S..] [disk=S,S..]
+        RanksStopped; copies of every rank of its position in memory and on its own disk, backups of
+        rank R's step S, whole or as parts
+    started M.. | persisted M.. | released M.. | published | requested
+    backed_up M.. [replicas=alike|differ]      StepBackedUp, of slices of what all ranks share
     progress S [fastest=S] [step_s=T]          StepProgress of the current generation
     groups [mesh=NAME:STRIDE:SIZE,..] [process=NAME:STRIDE:SIZE,..]   GroupsSeen of it
 """
@@ -56,12 +58,16 @@ from everstep.model import (
     MachineId,
     Rank,
     RankStatus,
+    Replicated,
     SeenGroups,
+    Span,
     Step,
     Term,
+    spans_of,
 )
 
 HIDDEN = {"id", "cause", "why", "grace_s", "within_s"}
+HIDDEN_IF_EMPTY = {"slices", "whole"}
 LONG = 30
 """Longer values are not shown: they are in `why`, or are tracebacks."""
 
@@ -131,7 +137,7 @@ def show(action: ControllerAction) -> str:
         f"{name}={value}"
         for name in action.__struct_fields__
         if name not in HIDDEN and len(str(value := getattr(action, name))) < LONG
-        if value is not False
+        if value is not False and (value or name not in HIDDEN_IF_EMPTY)
     ]
     return f"  {type(action).__name__} {' '.join(shown)}".rstrip() + f" -- {action.why}"
 
@@ -200,7 +206,6 @@ def _stopped(
         for name in ("copies", "disk")
     )
     state = run.core.state
-    kept = [word.split(":") for word in fields.get("backups", "").split(",") if word]
     computed = Generation(int(fields.get("computed", state.generation - 1)))
     for name in names:
         order = run.order(StopRanks, MachineId(name))
@@ -222,8 +227,14 @@ def _stopped(
                 for step in on_disk
             ),
             backups=tuple(
-                Copy(rank=Rank(int(rank)), step=Step(int(step)), generation=computed)
-                for rank, step in kept
+                Copy(
+                    rank=Rank(int(rank)),
+                    step=Step(int(step)),
+                    generation=computed,
+                    replicas=replicas,
+                )
+                for backups, replicas in (("backups", ()), ("parts", _everybody(run)))
+                for rank, step in _pairs(fields.get(backups, ""))
             ),
             finished=Step(int(fields.get("finished", "-1"))),
         )
@@ -251,7 +262,27 @@ def _backed_up(
 ) -> Iterator[ControllerEvent]:
     for name in names:
         order = run.order(BackUpStep, MachineId(name))
-        yield StepBackedUp(machine=MachineId(name), action=order.id, step=order.step)
+        yield StepBackedUp(
+            machine=MachineId(name),
+            action=order.id,
+            step=order.step,
+            replicated=tuple(_replicated(run, order, fields.get("replicas", ""))),
+        )
+
+
+def _replicated(run: Transcript, order: BackUpStep, which: str) -> Iterator[Replicated]:
+    """All ranks say that they hold the same; if they "differ", they do not."""
+    for peer in order.peers if which else ():
+        digest = f"{peer.rank}" if which == "differ" else "alike"
+        yield Replicated(rank=peer.rank, replicas=_everybody(run), digest=digest)
+
+
+def _everybody(run: Transcript) -> tuple[Span, ...]:
+    return spans_of(map(Rank, range(run.core.state.job.world_size)))
+
+
+def _pairs(text: str) -> list[list[str]]:
+    return [word.split(":") for word in text.split(",") if word]
 
 
 def _released(

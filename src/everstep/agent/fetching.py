@@ -1,12 +1,14 @@
 """Fetches shards from the memory of peers before ranks are forked: a newcomer's way to its state.
 
-Used by the shell for ForkRanks. Each shard goes straight into a slot of its rank, as if the rank
-had saved it here, so the rank finds it where it looks first.
+Used by the shell for ForkRanks. Each shard goes into a slot of its rank, as if the rank had saved
+it here, so the rank finds it where it looks first. A whole one goes there straight; a part is
+joined there with the slices of the other replicas, each of which is asked for its own.
 """
 
 from __future__ import annotations
 
 import asyncio
+import mmap
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -18,10 +20,11 @@ from everstep.agent.threads import Crew
 from everstep.agent.transfer.channel import Cancel
 from everstep.agent.transfer.client import Client, Way
 from everstep.agent.transfer.messages import Get
-from everstep.checkpoint.format import Header
+from everstep.checkpoint import slices
+from everstep.checkpoint.format import Header, Shard
 from everstep.checkpoint.need import in_words
 from everstep.checkpoint.slots import OpenSlot, ShardWriter, Writer
-from everstep.model import EverstepError, Peer, Seconds
+from everstep.model import EverstepError, Peer, Rank, Seconds
 
 
 class NotFetched(EverstepError):
@@ -60,7 +63,7 @@ class Fetching:
         took_s = time.monotonic() - began
         say(
             f"fetched {len(sizes)} shards of step {order.restore}, {in_words(sum(sizes))}, from"
-            f" {_names(order.fetch)} in {took_s:.3f} s"
+            f" {_names((*order.fetch, *order.slices))} in {took_s:.3f} s"
         )
 
     async def idle(self) -> None:
@@ -71,6 +74,7 @@ class Fetching:
         self._crew.close()
 
     def _fetch(self, order: StartRanks, peer: Peer, way: Way) -> int:
+        """Bring one shard in; the bytes that came."""
         spec = self._here.spec
         writer = ShardWriter(
             self._here.shm,
@@ -82,21 +86,64 @@ class Fetching:
                 backups=spec.backs_up,
             ),
         )
-        wanted = Get(
-            rank=peer.rank,
-            step=order.restore,
-            generation=order.restore_generation,
-            world_size=spec.world_size,
-        )
+        if any(other.rank == peer.rank for other in order.slices):
+            return self._join(order, peer, writer, way)
         places: list[OpenSlot] = []
 
         def place(header: Header) -> memoryview:
             places.append(writer.begin(header.step, header.payload_bytes))
             return places[-1].payload
 
-        fetched = self._client.fetch(peer, wanted, place, way)
+        fetched = self._client.fetch(peer, self._wanted(order, peer.rank), place, way)
         writer.commit(places[-1], fetched.header.digest, fetched.crc)
         return fetched.header.payload_bytes
+
+    def _join(self, order: StartRanks, peer: Peer, writer: ShardWriter, way: Way) -> int:
+        """Bring one part in, and the slices that it lacks; the bytes that came.
+
+        Whether that makes the shard that was saved, its rank finds out by the digest.
+        """
+        sources = {other.rank: other for other in order.slices}
+        came = 0
+        places: list[OpenSlot] = []
+
+        def bring(source: Peer, wanted: Get) -> Shard:
+            nonlocal came
+            memory = [memoryview(b"")]
+
+            def place(header: Header) -> memoryview:
+                memory[0] = memoryview(mmap.mmap(-1, max(1, header.payload_bytes)))
+                return memory[0][: header.payload_bytes]
+
+            header, crc = self._client.fetch(source, wanted, place, way)
+            came += header.payload_bytes
+            where = f"what {source.machine} has of rank {header.rank}"
+            return Shard(header, crc, memory[0][: header.payload_bytes], where)
+
+        def open_other(rank: Rank) -> Shard:
+            if rank not in sources:
+                raise NotFetched(f"nobody was named who has the slices of rank {rank}")
+            return bring(sources[rank], self._wanted(order, rank, reader=peer.rank))
+
+        def room(size: int) -> memoryview:
+            places.append(writer.begin(order.restore, size))
+            return places[-1].payload
+
+        part = bring(peer, self._wanted(order, peer.rank))
+        joined = slices.join(part, open_other, room)
+        if joined is part:
+            room(len(part.payload))[:] = part.payload
+        writer.commit(places[-1], part.header.digest)
+        return came
+
+    def _wanted(self, order: StartRanks, rank: Rank, reader: Rank | None = None) -> Get:
+        return Get(
+            rank=rank,
+            step=order.restore,
+            generation=order.restore_generation,
+            world_size=self._here.spec.world_size,
+            reader=reader,
+        )
 
 
 def _names(peers: Sequence[Peer]) -> str:

@@ -20,7 +20,6 @@ from everstep.agent.transfer.desk import Desk
 from everstep.agent.transfer.identity import Identity
 from everstep.agent.transfer.listening import address_of, bind
 from everstep.agent.transfer.server import ShardServer
-from everstep.checkpoint.kept import Kept
 from everstep.checkpoint.tier import tier_at
 from everstep.events import BackupFailed, StepBackedUp
 from everstep.model import Copy, EverstepError, Generation, Published, Rank, Seconds
@@ -44,8 +43,8 @@ class Shards:
         me = Identity(token, here.spec.uid, here.setup.machine)
         client = Client(me)
         self._directory = here.spec.checkpoint.directory
-        self._kept = Kept(here.shm)
-        self._desk = Desk(me, self._kept)
+        self._desk = Desk(me, here.shm)
+        self._kept = self._desk.kept
         self._backing_up = BackingUp(here, saves, client, step_s, busy)
         self._fetching = Fetching(here, client)
         self._server: ShardServer | None = None

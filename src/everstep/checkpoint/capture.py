@@ -20,6 +20,7 @@ from typing import Any, Protocol
 import msgspec
 import torch
 
+from everstep.checkpoint import slices
 from everstep.checkpoint.format import (
     Placed,
     ShardIndex,
@@ -33,7 +34,7 @@ from everstep.checkpoint.layout import CannotPlace, Meshes, is_distributed, loca
 from everstep.checkpoint.naming import Names, kind_of
 from everstep.checkpoint.replicas import Replicas
 from everstep.checkpoint.rng import RNG_ENTRY, rng_states
-from everstep.model import EverstepError, Step
+from everstep.model import EverstepError, Rank, Step
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 _ONE_BYTE_VIEWS = frozenset(
@@ -90,11 +91,16 @@ class Snapshot:
     def __init__(self, step: Step, index: ShardIndex, sources: list[torch.Tensor]) -> None:
         self.step = step
         self.head = pack_index(index)
+        self._index = index
         self.tensors = index.tensors
         self.sources = sources
         self.watch = Watch()
         size = max((entry.offset + entry.nbytes for entry in index.tensors), default=0)
         self.payload_bytes = len(self.head) + size
+
+    def backup_bytes(self, rank: Rank) -> int:
+        """About what a peer of this rank will keep of it."""
+        return slices.part_bytes(self._index, self.payload_bytes, rank)
 
 
 class Stage:

@@ -206,7 +206,7 @@ class Copier:
     def _save(self, job: Job, writer: ShardWriter) -> None:
         snapshot = job.snapshot
         if not self._reserved:
-            need = writer.reserve(snapshot.payload_bytes)
+            need = writer.reserve(snapshot.payload_bytes, snapshot.backup_bytes(writer.rank))
             if need is not None:
                 self._outcome.reserved(need)
             self._reserved = True

@@ -247,7 +247,7 @@ def unpack_index(payload: memoryview, size: int | None = None) -> tuple[ShardInd
         (length,) = _LENGTH.unpack_from(payload, 0)
         body = payload[_LENGTH.size : _LENGTH.size + length]
         index = msgspec.msgpack.decode(body, type=ShardIndex)
-    except (struct.error, msgspec.MsgspecError) as error:
+    except (struct.error, msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ShardBad(f"the index of the shard cannot be read: {error}") from error
     tensors_at = padded(_LENGTH.size + length, PAGE)
     for entry in index.tensors:

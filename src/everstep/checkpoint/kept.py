@@ -1,6 +1,7 @@
 """What a machine keeps for others: the newest backups of ranks whose machine may be lost.
 
-    SHM/backup/rank-R/slot-0, slot-1     the same format as a rank's own slots
+    SHM/backup/rank-R/slot-0, slot-1     the same format as a rank's own slots; of what replicas
+                                         hold alike only this rank's slice (slices.py)
 
 Two slots for each rank: one holds the step that is machine-safe (all peers of the job have it), the
 other takes the next one. The safe one is never overwritten, so whatever breaks in a transfer, the
@@ -20,12 +21,12 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from everstep.checkpoint import format as shards
-from everstep.checkpoint import slots
+from everstep.checkpoint import slices, slots
 from everstep.checkpoint.budget import room_in
 from everstep.checkpoint.format import PAGE, Expected, Header, Shard, ShardBad
 from everstep.checkpoint.need import RECEIVED, in_words, segment_bytes
 from everstep.checkpoint.slots import Held, Segment, ShardMissing, SharedMemoryTooSmall
-from everstep.model import Copy, EverstepError, Rank, Step
+from everstep.model import Copy, EverstepError, Rank, Step, spans_of
 from everstep.paths import kept_shm, rank_shm
 
 
@@ -76,10 +77,15 @@ class Kept:
         """How many readers a slot has."""
 
     def inventory(self) -> list[Copy]:
-        """All complete backups, by rank and step. Payloads are not read."""
+        """All complete backups, by rank and step. Of parts the table is read, and no more."""
         names = [path.name.removeprefix("rank-") for path in self._root.glob("rank-*")]
         ranks = sorted(Rank(int(name)) for name in names if name.isdigit())
-        return slots.inventory(self._root, ranks)
+        return [
+            copy
+            for rank in ranks
+            for copy in sorted(_copies_in(rank_shm(self._root, rank)), key=lambda c: c.step)
+            if copy.rank == rank
+        ]
 
     def holds(self, header: Header) -> bool:
         """Whether this very shard is here: it need not be sent again."""
@@ -173,6 +179,23 @@ class Kept:
             path = slots.slot_path(rank_shm(self._root, rank), index)
             segment = self._segments[rank, index] = Segment(path)
         return segment
+
+
+def _copies_in(directory: Path) -> Iterator[Copy]:
+    for index, header in slots.headers_in(directory).items():
+        path = slots.slot_path(directory, index)
+        expected = Expected(step=header.step, rank=header.rank)
+        try:
+            shard = shards.open_shard(slots.map_private(path), expected, str(path))
+            head = slices.head_of(shard.payload)
+        except ShardBad:
+            continue  # being overwritten, or damaged: worth nothing
+        yield Copy(
+            rank=header.rank,
+            step=header.step,
+            generation=header.generation,
+            replicas=spans_of(slices.sharing(head)) if head is not None else (),
+        )
 
 
 _ADVICE = "enlarge it, or keep no copies in the memory of peers (--no-backup)"

@@ -38,26 +38,34 @@ class Need(Value, frozen=True, kw_only=True):
 
     payload_bytes: int
     """Of one rank's state."""
+    backup_bytes: int
+    """What a peer keeps of it: less, where other ranks hold the same."""
     local_ranks: int
     backups: bool
     """Then the machine keeps as many backups of other ranks as it has ranks."""
 
     @property
     def slots(self) -> int:
-        """Of one rank, with those for the backup that lies here in exchange for its own."""
-        return SLOTS_WITH_BACKUPS + RECEIVED if self.backups else SLOTS
+        """Of one rank, for its own state."""
+        return SLOTS_WITH_BACKUPS if self.backups else SLOTS
 
     @property
     def total_bytes(self) -> int:
-        return segment_bytes(self.payload_bytes) * self.slots * self.local_ranks
+        """With what lies here for a peer in exchange for the own backup there."""
+        kept = RECEIVED * segment_bytes(self.backup_bytes) if self.backups else 0
+        return (segment_bytes(self.payload_bytes) * self.slots + kept) * self.local_ranks
 
     def __str__(self) -> str:
+        size = in_words(self.payload_bytes)
         kept = f"{ROTATING} that rotate and 1 on its way to disk"
         if self.backups:
-            kept = f"{ROTATING} that rotate, 2 on their way to a peer, {RECEIVED} for a peer's"
+            kept = (
+                f"{ROTATING} that rotate, 2 on their way to a peer; and {RECEIVED} x "
+                f"{in_words(self.backup_bytes)} for a peer's"
+            )
         return (
-            f"{in_words(self.total_bytes)} ({self.slots} slots x {in_words(self.payload_bytes)} x "
-            f"{self.local_ranks} ranks on this machine; {kept})"
+            f"{in_words(self.total_bytes)} (for each of {self.local_ranks} ranks on this machine "
+            f"{self.slots} slots x {size}: {kept})"
         )
 
     def unpinned(self, locked_bytes: int | None) -> str:
@@ -65,8 +73,7 @@ class Need(Value, frozen=True, kw_only=True):
 
         `locked_bytes`: what one process may lock, None for any amount.
         """
-        own = SLOTS_WITH_BACKUPS if self.backups else SLOTS
-        wanted = segment_bytes(self.payload_bytes) * own
+        wanted = segment_bytes(self.payload_bytes) * self.slots
         if locked_bytes is None or locked_bytes >= wanted:
             return ""
         return (

@@ -169,6 +169,7 @@ class ShardWriter:
     """The one writer of one rank's slots. A new one, after a restart, reuses what it finds."""
 
     def __init__(self, shm: Path, writer: Writer) -> None:
+        self.rank = writer.rank
         self._shm = shm
         self._writer = writer
         self._directory = rank_shm(shm, writer.rank)
@@ -178,14 +179,15 @@ class ShardWriter:
         known = [header.sequence for header in self._headers if header is not None]
         self._sequence = max(known, default=0)
 
-    def reserve(self, payload_bytes: int) -> Need | None:
+    def reserve(self, payload_bytes: int, backup_bytes: int | None = None) -> Need | None:
         """Make room in all slots or in none; what it takes, None if it was there already.
 
-        Raises SharedMemoryTooSmall with the figure needed.
+        `backup_bytes`: what a peer will keep of the payload; None: all. Raises SharedMemoryTooSmall
+        with the figure needed.
         """
         if all(segment.size >= PAGE + payload_bytes for segment in self._segments):
             return None
-        need = self._need(payload_bytes)
+        need = self._need(payload_bytes, backup_bytes)
         self._check_room(need)
         fresh = [segment for segment in self._segments if segment.size == 0]
         try:
@@ -247,9 +249,10 @@ class ShardWriter:
             return None
         return header if PAGE + header.payload_bytes <= segment.size else None
 
-    def _need(self, payload_bytes: int) -> Need:
+    def _need(self, payload_bytes: int, backup_bytes: int | None = None) -> Need:
         return Need(
             payload_bytes=payload_bytes,
+            backup_bytes=payload_bytes if backup_bytes is None else backup_bytes,
             local_ranks=self._writer.local_ranks,
             backups=self._writer.backups,
         )

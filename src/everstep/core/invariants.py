@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
+from msgspec.structs import replace
+
 from everstep.actions import (
     BackUpStep,
     BeginGeneration,
@@ -56,6 +58,7 @@ from everstep.model import (
     Rank,
     Seconds,
     Term,
+    ranks_in,
 )
 
 ACCOUNT_TOLERANCE_S: Seconds = 1e-6
@@ -227,11 +230,14 @@ class Watch:
             copy = Copy(rank=rank, step=wanted.step, generation=wanted.generation)
             source = sources.pop(rank, None)
             if source is not None:
+                backup = self._kept(source, copy)
                 must(
-                    copy in self._backups.get(source, ()) and source not in self.evicted,
+                    backup is not None,
                     f"StartRanks {action.id} has rank {rank} fetch step {wanted.step} of generation"
                     f" {wanted.generation} from {source}, which does not keep it",
                 )
+                assert backup is not None
+                self._check_join(action, backup)
             elif wanted not in self._published and wanted.step != NO_STEP:
                 stopped = self.stopped[action.machine]
                 must(
@@ -240,6 +246,29 @@ class Watch:
                     f"{wanted.generation}, which rank {rank} on {action.machine} does not have",
                 )
         must(not sources, f"StartRanks {action.id} fetches shards for ranks of other machines")
+
+    def _kept(self, machine: MachineId, wanted: Copy) -> Copy | None:
+        """The backup of this rank, step and generation that a machine keeps, whole or a part."""
+        if machine in self.evicted:
+            return None
+        kept = self._backups.get(machine, ())
+        return next((copy for copy in kept if replace(copy, replicas=()) == wanted), None)
+
+    def _check_join(self, action: StartRanks, part: Copy) -> None:
+        """Who has slices that the part lacks is named, and has them, all of the same step."""
+        sources = {peer.rank: peer.machine for peer in action.slices}
+        for rank in ranks_in(part.replicas):
+            wanted = replace(part, rank=rank, replicas=())
+            source = sources.get(rank)
+            held = source is not None and (
+                (source in self.positions.values() and wanted in self.stopped[source].copies)
+                or self._kept(source, wanted) is not None
+            )
+            must(
+                held,
+                f"StartRanks {action.id} has rank {part.rank} joined of step {part.step} with the"
+                f" slices of rank {rank} from {source}, which does not hold them",
+            )
 
     def persist_step(self, action: PersistStep) -> None:
         must(

@@ -64,6 +64,7 @@ def back_up_step(d: Deciding) -> list[ControllerAction]:
             safe=state.safe.step if state.safe is not None else NO_STEP,
             peers=tuple(peers[rank] for rank in state.job.ranks_of(NodeRank(node_rank))),
             spread_s=0.0 if hurry else _spread_s(state),
+            whole=state.unequal,
         )
         for node_rank, machine in enumerate(state.members())
     ]
@@ -71,6 +72,8 @@ def back_up_step(d: Deciding) -> list[ControllerAction]:
 
 def _why(state: State, step: Step) -> str:
     where = placement_of(state).why
+    if state.unequal:
+        where += f"; shards are sent whole, since {state.unequal}"
     if state.safe is None and state.restored > NO_STEP:
         return f"step {step} is backed up as soon as it can be, since none is machine-safe: {where}"
     if state.safe is not None and state.single:

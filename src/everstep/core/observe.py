@@ -23,6 +23,7 @@ from everstep.actions import (
 )
 from everstep.core.ettr import Owner
 from everstep.core.guards import UNUSABLE
+from everstep.core.replicas import differing
 from everstep.core.state import (
     BACKUP_LEAD_MAX_S,
     BACKUP_LEAD_S,
@@ -456,6 +457,7 @@ def _missed(tier: TierBooks, why: str, now: Seconds) -> None:
 def _step_backed_up(state: State, event: StepBackedUp, now: Seconds) -> None:
     backup = _backup_answered(state, event.machine, event.action)
     if backup is not None:
+        backup.replicated.extend(event.replicated)
         _end_backup(state, backup, now)
 
 
@@ -477,12 +479,18 @@ def _backup_answered(state: State, name: MachineId, action: str) -> Backup | Non
 
 
 def _end_backup(state: State, backup: Backup, now: Seconds) -> None:
-    """Complete on every machine: it is the machine-safe step. Failed on one: it is none."""
+    """Complete on every machine: it is the machine-safe step. Failed on one: it is none.
+
+    Nor is it if ranks that sent slices of the same tensors did not have the same.
+    """
     if backup.awaiting:
         return
     state.backup = None
+    if not backup.failed and (why := differing(backup.replicated)):
+        backup.failed = state.unequal = why
     if not backup.failed:
         state.safe = Published(step=backup.step, generation=backup.generation)
+        state.compared = [*state.compared, state.safe][-2:]
         state.single = False
         state.backups_failed = 0
         state.backup_lead_s = max(BACKUP_LEAD_S, 0.9 * state.backup_lead_s)

@@ -4,12 +4,17 @@ Pure arithmetic over what agents reported; called by core/rules.py and core/endi
 named by its step and by the generation that computed it: shards belong together only if both agree,
 because a step that was computed twice need not have the same bits. A rank loads from its machine's
 memory, else from the memory of a machine that keeps its backup, else from its machine's own disk,
-else from what all machines share; a published step serves every rank, anywhere.
+else from what all machines share; a published step serves every rank, anywhere. A backup that is a
+part serves if the slices that it lacks are in somebody's memory, too, and only if the replicas of
+that step were compared.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from everstep.core.state import Machine, State
 from everstep.model import (
@@ -21,6 +26,7 @@ from everstep.model import (
     Rank,
     Step,
     Value,
+    ranks_in,
 )
 
 SCRATCH = Published(step=NO_STEP, generation=NO_GENERATION)
@@ -36,6 +42,10 @@ class Copies(Value, frozen=True, kw_only=True):
     local_disk: tuple[Copy, ...] = ()
     """On the disk of the machine that will run their rank."""
     published: tuple[Published, ...] = ()
+    homes: tuple[tuple[Rank, MachineId], ...] = ()
+    """The machines that give others slices of what they hold of their own ranks."""
+    compared: tuple[Published, ...] = ()
+    """Steps of which replicas were found to be equal: parts of others are worth nothing."""
 
 
 class Choice(Value, frozen=True, kw_only=True):
@@ -52,36 +62,37 @@ class Choice(Value, frozen=True, kw_only=True):
     disk: int
     """Ranks that read it from where all machines do."""
     why: str
+    joins: dict[Rank, tuple[tuple[Rank, MachineId], ...]] = {}
+    """For each part among `fetch`: where the slices of all replicas lie, its own among them."""
 
 
 def choose(ranks: Sequence[Rank], copies: Copies) -> Choice:
     """Newest step that all `ranks` can restore, each from the nearest place."""
     held: dict[Published, set[Rank]] = {entry: set() for entry in copies.published}
-    kept: dict[Published, dict[Rank, MachineId]] = {}
     stored: dict[Published, set[Rank]] = {}
     # Sets are only asked, never iterated: their order decides nothing.
     for copy in copies.local:
         held.setdefault(_key(copy), set()).add(copy.rank)
-    for machine, copy in copies.backups:
+    for _, copy in copies.backups:
         held.setdefault(_key(copy), set())
-        kept.setdefault(_key(copy), {}).setdefault(copy.rank, machine)
     for copy in copies.local_disk:
         held.setdefault(_key(copy), set())
         stored.setdefault(_key(copy), set()).add(copy.rank)
+    kept = {key: _kept(copies, key, local) for key, local in held.items()}
     on_disk = set(copies.published)
     wanted = set(ranks)
     complete = [
         key
         for key, local in held.items()
-        if key in on_disk or wanted <= local | kept.get(key, {}).keys() | stored.get(key, set())
+        if key in on_disk or wanted <= local | kept[key].keys() | stored.get(key, set())
     ]
     if not complete:
         why = "no step has a complete copy of every rank: training starts at step 0"
         return Choice(copy=SCRATCH, local=0, fetch=(), local_disk=0, disk=0, why=why)
     best = max(complete, key=lambda key: (key.step, key.generation))
-    peers = kept.get(best, {})
+    peers = kept[best]
     local = sum(rank in held[best] for rank in ranks)
-    fetch = tuple((rank, peers[rank]) for rank in ranks if rank not in held[best] and rank in peers)
+    fetch = tuple((rank, peers[rank].machine) for rank in ranks if rank in peers)
     near = held[best] | peers.keys()
     local_disk = sum(rank in stored.get(best, ()) for rank in ranks if rank not in near)
     disk = len(ranks) - local - len(fetch) - local_disk
@@ -94,7 +105,44 @@ def choose(ranks: Sequence[Rank], copies: Copies) -> Choice:
             "on disk": disk,
         },
     )
-    return Choice(copy=best, local=local, fetch=fetch, local_disk=local_disk, disk=disk, why=why)
+    return Choice(
+        copy=best,
+        local=local,
+        fetch=fetch,
+        local_disk=local_disk,
+        disk=disk,
+        why=why,
+        joins={rank: peers[rank].joins for rank, _ in fetch if peers[rank].joins},
+    )
+
+
+class _Backup(NamedTuple):
+    """A backup from which a rank can be restored."""
+
+    machine: MachineId
+    joins: tuple[tuple[Rank, MachineId], ...]
+    """Where the slices are; empty for a whole one."""
+
+
+def _kept(copies: Copies, key: Published, local: set[Rank]) -> dict[Rank, _Backup]:
+    """For each rank that has no copy of this step in its machine's memory: its backup, if any."""
+    found: dict[Rank, tuple[MachineId, Copy]] = {}
+    for machine, copy in copies.backups:
+        if _key(copy) == key and (copy.rank not in found or not copy.replicas):
+            found[copy.rank] = (machine, copy)
+    sources = {rank: machine for rank, (machine, _) in found.items()}
+    sources |= {rank: machine for rank, machine in copies.homes if rank in local}
+    backups = {}
+    for rank, (machine, copy) in found.items():
+        if rank in local:
+            continue
+        replicas = list(ranks_in(copy.replicas))
+        if not replicas:
+            backups[rank] = _Backup(machine, ())
+        elif key in copies.compared and all(other in sources for other in replicas):
+            joins = tuple((other, sources[other]) for other in replicas)
+            backups[rank] = _Backup(machine, joins)
+    return backups
 
 
 def _key(copy: Copy) -> Published:
@@ -132,12 +180,19 @@ def copies_of(state: State) -> Copies:
             for machine in state.machines.values()
             if _gives(machine)
             for copy in machine.backups
-            if copy not in state.bad_copies
+            if replace(copy, replicas=()) not in state.bad_copies
         ),
         local_disk=tuple(
             copy for machine in state.members() for copy in _own_on_disk(state, machine)
         ),
         published=tuple(state.published),
+        homes=tuple(
+            (Rank(rank), machine.machine)
+            for machine in state.members()
+            if machine.node_rank is not None and _gives(machine)
+            for rank in state.job.ranks_of(machine.node_rank)
+        ),
+        compared=tuple(state.compared),
     )
 
 

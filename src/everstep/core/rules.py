@@ -49,6 +49,7 @@ from everstep.model import (
     MachineId,
     NodeRank,
     Peer,
+    Rank,
     Seconds,
 )
 
@@ -330,6 +331,7 @@ def start_ranks(d: Deciding) -> list[ControllerAction]:
             restore=choice.copy.step,
             restore_generation=choice.copy.generation,
             fetch=_sources(state, choice, node_rank),
+            slices=_slices(state, choice, node_rank),
             restarts=state.generation - 1,
         )
         for node_rank, machine in (
@@ -342,6 +344,13 @@ def _sources(state: State, choice: Choice, node_rank: NodeRank) -> tuple[Peer, .
     """Where the ranks of this position fetch their shards."""
     ours = state.job.ranks_of(node_rank)
     return tuple(peer_at(state, rank, name) for rank, name in choice.fetch if rank in ours)
+
+
+def _slices(state: State, choice: Choice, node_rank: NodeRank) -> tuple[Peer, ...]:
+    """Where those that are parts find the slices that they are joined with."""
+    joins = [choice.joins.get(Rank(rank), ()) for rank in state.job.ranks_of(node_rank)]
+    sources = {rank: name for each in joins for rank, name in each}
+    return tuple(peer_at(state, rank, name) for rank, name in sorted(sources.items()))
 
 
 def close_incident(d: Deciding) -> list[ControllerAction]:

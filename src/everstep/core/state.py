@@ -26,6 +26,7 @@ from everstep.model import (
     Published,
     Rank,
     RankError,
+    Replicated,
     Seconds,
     SeenGroups,
     Step,
@@ -170,6 +171,8 @@ class Backup(msgspec.Struct, kw_only=True):
     failed: str = ""
     late: bool = False
     """All that failed so far did because the order came too late."""
+    replicated: list[Replicated] = []
+    """What the machines that have answered say of the tensors they sent slices of."""
 
 
 class State(msgspec.Struct, kw_only=True):
@@ -242,6 +245,11 @@ class State(msgspec.Struct, kw_only=True):
     backup: Backup | None = None
     safe: Published | None = None
     """The machine-safe step: every rank's shard of it lies in the memory of two machines."""
+    compared: list[Published] = []
+    """The newest two that were machine-safe: backups of them may be joined from replicas' slices,
+    which were compared."""
+    unequal: str = ""
+    """Why backups are whole from now on: replicas turned out to be none. Empty: they may be."""
     single: bool = False
     """A machine was lost since: some shards of the machine-safe step lie in one memory only."""
     backups_failed: int = 0

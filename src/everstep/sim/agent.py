@@ -10,6 +10,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from everstep import wire
 from everstep.actions import StartRanks
 from everstep.core.agent import AgentCore
@@ -60,6 +62,7 @@ from everstep.model import (
     Term,
 )
 from everstep.sim.network import Connection
+from everstep.sim.parts import cannot_fetch, part_of, replicated
 from everstep.sim.persisting import DISK, LOCAL_DISK, LOOK_AT_SAVES_S, Persisting, Works
 from everstep.sim.records import VERSION
 from everstep.sim.training import Process
@@ -241,10 +244,10 @@ class Agent:
         for slots in self._machine.all_slots():
             slots.drop_newer(order.restore)
         for peer in self._missing(order):
-            source = self._ground.machines[peer.machine]
             wanted = _wanted(order, peer)
-            if not source.serves(order.generation) or wanted not in source.kept.copies():
-                self._fork_failed(action, f"{peer.machine} did not give rank {peer.rank}'s shard")
+            problem = cannot_fetch(self._ground, order, peer, wanted)
+            if problem:
+                self._fork_failed(action, problem)
                 return
             self._machine.slots(peer.rank).put(wanted.step, wanted.generation)
         self._fork(action, self._ground.schedule.now)
@@ -358,8 +361,7 @@ class Agent:
             if not target.serves(order.generation):
                 self._not_backed_up(action, f"{peer.machine} takes no shards")
                 return
-            copy = Copy(rank=peer.rank, step=order.step, generation=order.generation)
-            index = target.kept.begin(copy, order.safe)
+            index = target.kept.begin(part_of(self._ground.options, order, peer.rank), order.safe)
             begun.append((target, target.agent, index))
         transfer_s = self._ground.options.transfer_s * self._ground.rng.uniform(0.5, 1.5)
         takes_s = max(order.spread_s, transfer_s)
@@ -372,15 +374,22 @@ class Agent:
         if not self._works.doing("backup", token):
             return
         for peer, (target, agent, index) in zip(order.peers, begun, strict=True):
-            copy = Copy(rank=peer.rank, step=order.step, generation=order.generation)
+            part = part_of(self._ground.options, order, peer.rank)
             if not target.serves(order.generation) or target.agent is not agent:
                 self._not_backed_up(action, f"{peer.machine} broke the connection")
                 return
-            if copy not in self._machine.slots(peer.rank).copies():
+            if replace(part, replicas=()) not in self._machine.slots(peer.rank).copies():
                 self._not_backed_up(action, f"rank {peer.rank} overwrote the step")
                 return
-            target.kept.commit(index, copy)
-        self._tell(StepBackedUp(machine=machine, action=order.id, step=order.step))
+            target.kept.commit(index, part)
+        self._tell(
+            StepBackedUp(
+                machine=machine,
+                action=order.id,
+                step=order.step,
+                replicated=replicated(self._ground.options, order),
+            )
+        )
 
     def _not_backed_up(self, action: BackUpShards, reason: str) -> None:
         machine, order = self._machine.name, action.order

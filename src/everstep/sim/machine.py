@@ -14,6 +14,7 @@ from everstep.actions import BackUpStep, PersistStep, StartRanks
 from everstep.model import (
     NO_GENERATION,
     NO_STEP,
+    Copy,
     ExitStatus,
     Generation,
     MachineId,
@@ -204,6 +205,11 @@ class Machine:
                 problem = f"rank {memory.rank} ended before it saved step {order.step}"
             waiting = True
         return problem, waiting
+
+    def holds(self, wanted: Copy) -> bool:
+        """Whether slices of this copy are to be had here, of a backup or of a rank's own slot."""
+        own = [copy for slots in self.all_slots() for copy in slots.copies()]
+        return wanted in own or self.kept.find(wanted) is not None
 
     def fork(self, order: StartRanks, count: int) -> list[Process]:
         """The launcher forks the first `count` of this machine's ranks."""

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections import deque
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from everstep.checkpoint.kept import choose_kept
 from everstep.checkpoint.need import RECEIVED, ROTATING
 from everstep.checkpoint.pins import Pins
@@ -87,7 +89,7 @@ class RankMemory:
         """As agent/backing_up.py does before ranks start."""
         held = {copy.step for copy in self.copies()}
         safe = self._pins.safe if self._pins.safe in held else step
-        backup = self._pins.backup if self._pins.backup in held else None
+        backup = self._pins.backup if self._pins.backup in held else step if step in held else None
         self.pin_for_backup(backup, safe if safe != NO_STEP else None)
 
     def put(self, step: Step, generation: Generation) -> None:
@@ -127,6 +129,11 @@ class KeptMemory:
 
     def commit(self, index: int, copy: Copy) -> None:
         self._slots[copy.rank][index] = copy
+
+    def find(self, wanted: Copy) -> Copy | None:
+        """The backup of this rank, step and generation, whole or a part."""
+        kept = self._slots.get(wanted.rank, ())
+        return next((copy for copy in kept if copy and replace(copy, replicas=()) == wanted), None)
 
     def copies(self) -> tuple[Copy, ...]:
         return tuple(

@@ -94,6 +94,11 @@ class Options(Value, frozen=True, kw_only=True):
     disk_s: Seconds
     transfer_s: Seconds
     """A shard's way from machine to machine."""
+    replica_stride: int
+    """Ranks so far apart hold something alike, and each sends its slice of it to its peer: 1 is
+    DDP, 2 is tensor parallelism of two. 0: nobody does."""
+    replicas_differ: bool
+    """They do not: the script broke one. Nothing may ever be joined of their slices."""
     look_s: Seconds
     """Between two looks of an agent at its ranks' heartbeats."""
     harms: tuple[Harm, ...]
@@ -147,9 +152,7 @@ def draw(seed: int) -> Options:
         ),
         policy=_policy(rng),
     )
-    script = Script.TRAINS
-    if rng.random() < 0.15:
-        script = rng.choice([Script.UNATTACHED, Script.RAISES, Script.QUITS_EARLY])
+    script = _script(rng)
     harms = tuple(harm for harm in _COMMON if rng.random() < 0.4)
     harms += tuple(harm for harm in _RARE if rng.random() < 0.15)
     harms += tuple(harm for harm in _LATER if later.random() < 0.3)
@@ -165,6 +168,8 @@ def draw(seed: int) -> Options:
         slow=rng.choice([0.0, 0.0, 0.3]),
         disk_s=rng.choice([0.05, 1.0, 5.0]),
         transfer_s=more.choice([0.05, 1.0, 4.0]),
+        replica_stride=Random(f"replicas of {seed}").choice([0, 1, 1, 2]),  # noqa: S311
+        replicas_differ=Random(f"equality of {seed}").random() < 0.2,  # noqa: S311
         look_s=rng.choice([0.3, 1.0]),
         harms=harms,
         harm_every_s=rng.choice([2.0, 5.0, 15.0]),
@@ -179,6 +184,11 @@ def draw(seed: int) -> Options:
         snapshot_every=rng.choice([3, 20, 1000]),
         groups=_groups(more, nnodes * nproc),
     )
+
+
+def _script(rng: Random) -> Script:
+    others = [Script.UNATTACHED, Script.RAISES, Script.QUITS_EARLY]
+    return rng.choice(others) if rng.random() < 0.15 else Script.TRAINS
 
 
 def _groups(rng: Random, world: int) -> tuple[SeenGroups, ...]:

@@ -89,9 +89,9 @@ class Machine:
     """A peer with a server on the loopback."""
 
     def __init__(self, shm: Path, me: Identity = PEER, port: int = 0) -> None:
-        self.kept = Kept(shm)
         self.said: list[str] = []
-        self.desk = Desk(me, self.kept)
+        self.desk = Desk(me, shm)
+        self.kept = self.desk.kept
         self._listener = socket.create_server(("127.0.0.1", port))
         self.server = ShardServer(self._listener, self.desk, self.said.append)
         self.server.start()
@@ -126,7 +126,7 @@ def send(
     """Have the peer keep the shard that the request describes."""
     found = wanted.header
     payload = memoryview(content(found.step, found.payload_bytes, found.rank))
-    return Client(me, limits).put(peer, wanted, payload, lambda: True, way or Way(Cancel()))
+    return Client(me, limits).put(peer, wanted, [payload], lambda: True, way or Way(Cancel()))
 
 
 def bring(peer: Peer, wanted: Get, *, me: Identity = OWNER) -> bytes:

@@ -147,15 +147,15 @@ def caller(me: Identity = OWNER, called: Identity = PEER) -> Caller:
 
 def putting(step: int, size: int, safe: int = -1) -> Talk[int]:
     return talk.put(
-        caller(), put_of(step, size, safe=safe), memoryview(content(step, size)), lambda: True
+        caller(), put_of(step, size, safe=safe), [memoryview(content(step, size))], lambda: True
     )
 
 
 @contextlib.contextmanager
 def peer() -> Iterator[tuple[Desk, Kept]]:
     with shared_memory() as shm:
-        kept = Kept(shm)
-        yield Desk(PEER, kept), kept
+        desk = Desk(PEER, shm)
+        yield desk, desk.kept
 
 
 CUTS = st.lists(st.integers(1, 40), min_size=1, max_size=8)
@@ -259,7 +259,7 @@ def test_an_announced_length_beyond_reason_is_not_waited_for() -> None:
 def test_neither_end_goes_on_with_one_that_has_another_token() -> None:
     thief = OWNER._replace(token=b"guessed")
     with peer() as (desk, kept):
-        stolen = talk.put(caller(thief), put_of(1), memoryview(content(1)), lambda: True)
+        stolen = talk.put(caller(thief), put_of(1), [memoryview(content(1))], lambda: True)
         client, _ = run(stolen, Visit(desk), [999])
         assert isinstance(client.error, WrongToken)
         assert kept.inventory() == []
@@ -334,7 +334,7 @@ def test_another_job_or_machine_is_told_apart_by_name(
     me: Identity, called: Identity, sentence: str
 ) -> None:
     with peer() as (desk, _):
-        talking = talk.put(caller(me, called), put_of(1), memoryview(content(1)), lambda: True)
+        talking = talk.put(caller(me, called), put_of(1), [memoryview(content(1))], lambda: True)
         client, _ = run(talking, Visit(desk), [999])
         assert isinstance(client.error, Refused)
         assert str(client.error) == sentence
@@ -351,7 +351,7 @@ def test_a_peer_that_has_the_shard_already_is_not_sent_it_again() -> None:
 
 def test_an_owner_whose_slot_was_overwritten_under_way_has_nothing_stored() -> None:
     with peer() as (desk, kept):
-        talking = talk.put(caller(), put_of(5), memoryview(content(5)), lambda: False)
+        talking = talk.put(caller(), put_of(5), [memoryview(content(5))], lambda: False)
         client, server = run(talking, Visit(desk), [999])
         assert isinstance(client.error, ShardLost)
         assert isinstance(server.error, Ended)

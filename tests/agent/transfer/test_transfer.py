@@ -135,7 +135,7 @@ def test_a_shard_that_has_no_room_is_refused_with_the_figures_and_the_option() -
             order_generation=Generation(1),
         )
         with pytest.raises(Refused, match=r"2048 TiB more .* has .* left: .*--no-backup"):
-            Client(OWNER).put(peer.peer, huge, memoryview(b""), lambda: True, Way(Cancel()))
+            Client(OWNER).put(peer.peer, huge, [memoryview(b"")], lambda: True, Way(Cancel()))
         assert peer.kept.inventory() == []
 
 

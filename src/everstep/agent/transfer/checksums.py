@@ -8,33 +8,63 @@ each transfer, and none for a shard of a single piece.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple, Self
+
+CHUNKS_MAX = 256
+"""In one piece: the kernel takes no more than 1024 at once."""
+
+Chunks = tuple[memoryview, ...]
 
 
 class Piece(NamedTuple):
     """A piece that is to be sent."""
 
-    data: memoryview
+    chunks: Chunks
     crc: int
     """Of the payload up to the end of this piece."""
 
 
-def pieces_of(payload: memoryview, size: int) -> Iterator[Piece]:
-    """All pieces; the checksum of the next one is computed while the caller sends this one."""
-    whole = [payload[at : at + size] for at in range(0, len(payload), size)]
+def pieces_of(chunks: Iterable[memoryview], size: int) -> Iterator[Piece]:
+    """All pieces of a payload that lies in chunks.
+
+    The checksum of the next one is computed while the caller sends this one.
+    """
+    whole = list(_gathered(chunks, size))
     if len(whole) == 1:
-        yield Piece(whole[0], zlib.crc32(whole[0]))
+        yield Piece(whole[0], _crc(whole[0], 0))
         return
     with ThreadPoolExecutor(1) as pool:
-        crc, coming = 0, pool.submit(zlib.crc32, whole[0]) if whole else None
-        for number, data in enumerate(whole):
+        crc, coming = 0, pool.submit(_crc, whole[0], 0) if whole else None
+        for number, piece in enumerate(whole):
             assert coming is not None
             crc = coming.result()
             if number + 1 < len(whole):
-                coming = pool.submit(zlib.crc32, whole[number + 1], crc)
-            yield Piece(data, crc)
+                coming = pool.submit(_crc, whole[number + 1], crc)
+            yield Piece(piece, crc)
+
+
+def _gathered(chunks: Iterable[memoryview], size: int) -> Iterator[Chunks]:
+    """Long chunks are cut up, short ones go together."""
+    found: list[memoryview] = []
+    room = size
+    for chunk in chunks:
+        rest = chunk
+        while rest:
+            found.append(rest[:room])
+            rest, room = rest[room:], room - len(found[-1])
+            if not room or len(found) == CHUNKS_MAX:
+                yield tuple(found)
+                found, room = [], size
+    if found:
+        yield tuple(found)
+
+
+def _crc(chunks: Chunks, crc: int) -> int:
+    for chunk in chunks:
+        crc = zlib.crc32(chunk, crc)
+    return crc
 
 
 class Checks:

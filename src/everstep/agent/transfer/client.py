@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
 from everstep.agent.transfer.channel import Cancel, Channel, Limits, PeerGone
@@ -43,15 +43,16 @@ class Client:
         self,
         peer: Peer,
         wanted: Put,
-        payload: memoryview,
+        chunks: Sequence[memoryview],
         whole: Callable[[], bool],
         way: Way,
     ) -> int:
         """Have the peer keep this shard; the bytes sent, 0 if it had it already.
 
-        Raises TransferFailed, and ShardLost if the shard was overwritten here.
+        `chunks`: its payload, one after the other. Raises TransferFailed, and ShardLost if the
+        shard was overwritten here.
         """
-        return self._attempts(peer, way, lambda caller: put(caller, wanted, payload, whole))
+        return self._attempts(peer, way, lambda caller: put(caller, wanted, chunks, whole))
 
     def fetch(
         self, peer: Peer, wanted: Get, place: Callable[[Header], memoryview], way: Way

@@ -11,14 +11,18 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
+
+from msgspec.structs import replace
 
 from everstep.agent.transfer.channel import Cancel
 from everstep.agent.transfer.identity import Identity
 from everstep.agent.transfer.messages import Get, Put
-from everstep.agent.transfer.talk import Refused
-from everstep.checkpoint.format import Expected, Shard, ShardBad
+from everstep.agent.transfer.talk import Given, Refused
+from everstep.checkpoint import slices, slots
+from everstep.checkpoint.format import Expected, Header, ShardBad
 from everstep.checkpoint.kept import Kept, KeptBusy, Taking
-from everstep.checkpoint.slots import ShardMissing, SharedMemoryTooSmall
+from everstep.checkpoint.slots import ShardLost, ShardMissing, SharedMemoryTooSmall
 from everstep.model import NO_GENERATION, Generation, Rank, Seconds
 
 TURN_WITHIN_S: Seconds = 2.0
@@ -28,9 +32,10 @@ TURN_WITHIN_S: Seconds = 2.0
 class Desk:
     """Of one machine. Any thread may use it."""
 
-    def __init__(self, me: Identity, kept: Kept) -> None:
+    def __init__(self, me: Identity, shm: Path) -> None:
         self.me = me
-        self.kept = kept
+        self.kept = Kept(shm)
+        self._shm = shm
         self._lock = threading.Lock()
         self._generation = NO_GENERATION
         self._incoming: dict[Rank, Visit] = {}
@@ -61,6 +66,27 @@ class Desk:
         with self._lock:
             self._check(put)
             self.kept.commit(taking, crc)
+
+    @contextlib.contextmanager
+    def excerpt(self, expected: Expected, reader: Rank) -> Iterator[Given]:
+        """Slices for this rank, from a backup or from what a rank of this machine saved.
+
+        A rank looks at what it saved itself, but nobody else at a backup of which only some bytes
+        are sent: it is verified before. Raises ShardMissing, ShardLost or ShardBad.
+        """
+        with contextlib.ExitStack() as stack:
+            try:
+                shard = stack.enter_context(self.kept.open(expected))
+            except ShardMissing:
+                shard = slots.find(self._shm, expected)
+            else:
+                try:
+                    shard.verify()
+                except ShardBad:
+                    self.kept.drop(shard.header)
+                    raise
+            part = slices.excerpt(shard, reader)
+            yield Given(replace(shard.header, payload_bytes=part.nbytes), part.chunks, None)
 
     def left(self, visit: Visit) -> None:
         """Nothing of this visit writes any more."""
@@ -120,18 +146,22 @@ class Visit:
         self._desk.commit(self._put, taking, crc)
 
     @contextlib.contextmanager
-    def give(self, get: Get) -> Iterator[Shard]:
+    def give(self, get: Get) -> Iterator[Given]:
         expected = Expected(
             step=get.step, rank=get.rank, generation=get.generation, world_size=get.world_size
         )
         try:
+            if get.reader is not None:
+                with self._desk.excerpt(expected, get.reader) as given:
+                    yield given
+                return
             with self._desk.kept.open(expected) as shard:
-                yield shard
-        except (ShardMissing, ShardBad) as error:
+                yield Given(shard.header, [shard.payload], shard.crc)
+        except (ShardMissing, ShardLost, ShardBad) as error:
             raise Refused(str(error)) from error
 
-    def damaged(self, shard: Shard) -> None:
-        self._desk.kept.drop(shard.header)
+    def damaged(self, header: Header) -> None:
+        self._desk.kept.drop(header)
 
     def end(self) -> None:
         """The connection is over: whoever waited for this visit may go on."""

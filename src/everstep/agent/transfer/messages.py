@@ -91,6 +91,9 @@ class Get(Message, frozen=True, kw_only=True):
     step: Step
     generation: Generation
     world_size: int
+    reader: Rank | None = None
+    """None: as it is kept here. Else only its slices of what this rank holds, too, which may also
+    come from what the given rank saved here itself."""
 
 
 class Request(Message, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ shared memory; nothing here makes a copy of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -33,7 +33,7 @@ from everstep.agent.transfer.messages import (
     TransferFailed,
     Wanted,
 )
-from everstep.checkpoint.format import Header, Shard
+from everstep.checkpoint.format import Header
 from everstep.checkpoint.kept import Taking
 from everstep.checkpoint.slots import ShardLost
 from everstep.model import MachineId, Value
@@ -97,6 +97,15 @@ class Fetched(NamedTuple):
     crc: int
 
 
+class Given(NamedTuple):
+    """What is sent to whoever asked for it."""
+
+    header: Header
+    chunks: Sequence[memoryview]
+    crc: int | None
+    """That it should have, if it is known."""
+
+
 class Host(Protocol):
     """What a server's conversation asks of its machine."""
 
@@ -113,33 +122,35 @@ class Host(Protocol):
     def store(self, taking: Taking, crc: int) -> None:
         """Commit what was received. Raises Refused if it is void meanwhile."""
 
-    def give(self, get: Get) -> AbstractContextManager[Shard]:
+    def give(self, get: Get) -> AbstractContextManager[Given]:
         """Open a shard that is kept here. Raises Refused."""
 
-    def damaged(self, shard: Shard) -> None:
+    def damaged(self, header: Header) -> None:
         """A kept shard turned out to be bad."""
 
 
 # --- the client ----------------------------------------------------------------------------------
 
 
-def put(caller: Caller, wanted: Put, payload: memoryview, whole: Callable[[], bool]) -> Talk[int]:
+def put(
+    caller: Caller, wanted: Put, chunks: Sequence[memoryview], whole: Callable[[], bool]
+) -> Talk[int]:
     """Have the other end keep this shard; the bytes sent, 0 if it had it already.
 
-    `whole` tells afterwards whether the payload was still the same shard. Raises ShardLost if not,
-    TransferFailed for the other end.
+    `chunks`: its payload, one after the other. `whole` tells afterwards whether it was still the
+    same shard. Raises ShardLost if not, TransferFailed for the other end.
     """
     yield from _call(caller, wanted)
     first = yield from _listen()
     if isinstance(first, Stored):
         return 0
     _wished(first, Ready)
-    crc = yield from _give(payload)
+    crc = yield from _give(chunks)
     if not whole():
         raise ShardLost(f"step {wanted.header.step} was overwritten while it was sent")
     yield _say(Finished(crc=crc))
     yield from _hear(Stored)
-    return len(payload)
+    return sum(map(len, chunks))
 
 
 def fetch(caller: Caller, wanted: Get, place: Callable[[Header], memoryview]) -> Talk[Fetched]:
@@ -217,11 +228,11 @@ def _keep(host: Host, wanted: Put) -> Talk[None]:
 
 
 def _return(host: Host, wanted: Get) -> Talk[None]:
-    with host.give(wanted) as shard:
-        yield _say(Offer(header=shard.header))
-        crc = yield from _give(shard.payload)
-        if shard.crc not in (None, crc):
-            host.damaged(shard)
+    with host.give(wanted) as given:
+        yield _say(Offer(header=given.header))
+        crc = yield from _give(given.chunks)
+        if given.crc not in (None, crc):
+            host.damaged(given.header)
             raise Refused("its copy was damaged in memory and is dropped")
         yield _say(Finished(crc=crc))
 
@@ -244,11 +255,12 @@ def _stranger(host: Host, hello: Hello) -> str:
 # --- both ----------------------------------------------------------------------------------------
 
 
-def _give(payload: memoryview) -> Talk[int]:
+def _give(chunks: Sequence[memoryview]) -> Talk[int]:
     """Send all pieces; the checksum of what was sent. Refused if the other end interrupts."""
     crc = 0
-    for data, crc in pieces_of(payload, PIECE_BYTES):
-        if (yield Send((messages.piece_head(len(data), crc), data), bulk=True)):
+    for piece, crc in pieces_of(chunks, PIECE_BYTES):
+        head = messages.piece_head(sum(map(len, piece)), crc)
+        if (yield Send((head, *piece), bulk=True)):
             _wished((yield from _listen()), Refusal)
     return crc
 

@@ -16,7 +16,7 @@ import pytest
 
 from everstep.diagnosis.dumps import Dumps
 from everstep.diagnosis.findings import Finding, Site
-from everstep.diagnosis.ledger import Ledger
+from everstep.diagnosis.silence import Ledger
 from everstep.diagnosis.words import FirstAction, Role
 
 CASES = Path(__file__).parent / "cases"

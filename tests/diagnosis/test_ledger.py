@@ -6,7 +6,8 @@ import pytest
 
 from everstep.diagnosis.busy import Busy, busy_of
 from everstep.diagnosis.findings import Place, Site, Speaker
-from everstep.diagnosis.ledger import MARKS, Kind, Ledger, parse
+from everstep.diagnosis.ledger import MARKS, Kind, parse
+from everstep.diagnosis.silence import Ledger
 from everstep.model import Rank
 
 HERE = Place(file="train.log", line=1, text="")

@@ -25,6 +25,7 @@ class Activity(StrEnum):
     COLLECTIVE = "in a collective"
     PEER = "in a send or receive between two ranks"
     START = "in the start of process groups"
+    SYNC = "in a wait for its device"
     DEVICE = "in a call to its device's driver"
     BACKWARD = "in the backward pass"
     CODE = "in code that shows no wait"
@@ -48,7 +49,7 @@ class Activity(StrEnum):
 
 WAITS = frozenset({Activity.COLLECTIVE, Activity.PEER, Activity.START})
 """Those wait for other ranks, whatever a tool says about active and idle."""
-HIDES = frozenset({Activity.DEVICE, Activity.BACKWARD, Activity.CODE})
+HIDES = frozenset({Activity.SYNC, Activity.BACKWARD, Activity.CODE})
 """Those may wait for other ranks below Python: a collective on a device runs asynchronously."""
 _LARGER = (
     Activity.SAVE,
@@ -173,6 +174,8 @@ def doing_of(thread: Thread) -> Doing:
     at, activity = shown[0]
     call = plain(thread.frames[at].name)
     seen = {each for _, each in shown}
+    if activity is Activity.DEVICE and Activity.SYNC in {each for at, each in shown[:INNERMOST]}:
+        activity = Activity.SYNC  # the driver's frames are within the wait
     larger = next((each for each in _LARGER if each in seen and each is not activity), None)
     if activity in WAITS:
         within = None if larger in {Activity.LOADER, Activity.REMOTE} else larger

@@ -1,7 +1,7 @@
 """What a job was doing when it stood still, by its own last words.
 
-Used by ledger.py. A save, an evaluation, the end of an epoch, the preparing of data are things that
-a program does on one rank while the others wait: a time-out then is the program's, not a machine's.
+Used by silence.py. A save, an evaluation, the end of an epoch, the preparing of data are things
+that a program does on one rank while the others wait: a time-out then is the program's.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a standstill of ranks means: the sentence, the accused, the first action.
 
-Used by flight.py and ledger.py on what standing.py found.
+Used by flight.py, report.py and silence.py on what standing.py found.
 """
 
 from __future__ import annotations

@@ -16,10 +16,10 @@ import msgspec
 from everstep.diagnosis.exits import Exits
 from everstep.diagnosis.findings import Exit, Finding, Place, Speaker
 from everstep.diagnosis.labels import repeated, section_of, speaker_of, speaker_of_file
-from everstep.diagnosis.ledger import Ledger
 from everstep.diagnosis.metrics import metric_scanner
 from everstep.diagnosis.rules import Mark, Means, Pattern, Rule, Rules, patterns_of
 from everstep.diagnosis.scanner import LINE_BYTES, Engine, Line, Scanner, fastest
+from everstep.diagnosis.silence import Ledger
 from everstep.diagnosis.stamps import stamp_of
 from everstep.diagnosis.steps import progress_in
 from everstep.diagnosis.text import clean, readable

@@ -50,6 +50,9 @@ _ROOTS = {
 """Where the cause of one holder probably lies; ambiguous if it is not here."""
 _ASK = frozenset({Activity.DEBUGGER, Activity.EVALUATE, Activity.SAVE, Activity.EXIT})
 """What a program does on purpose: a test of machines would find nothing."""
+_UNSURE = frozenset({Activity.EXIT, Activity.REMOTE, Activity.SYNC, Activity.BACKWARD})
+"""Who is in these is named and not accused: it left the others, it waits for a service, or it waits
+below Python, perhaps for the others."""
 _OUTSIDE = frozenset({Activity.STORAGE, Activity.REMOTE})
 
 
@@ -255,7 +258,7 @@ def _outliers(split: Split, attempt: int) -> Finding:
     )
     if machine:
         text += f"; these are all processes of {machine}"
-    leaves = activity is Activity.EXIT
+    sure = activity not in _UNSURE and not all(_on_the_way(e, split) for e in split.holders)
     return _finding(
         "stacks.outlier",
         first,
@@ -263,14 +266,39 @@ def _outliers(split: Split, attempt: int) -> Finding:
         text,
         _Take(
             root=root,
-            action=FirstAction.ASK_USER if ask else FirstAction.STOP_TIME_CHECK,
-            ranks=() if leaves else _ranks(split.holders),
+            action=_action_for(activity, doing, ask=ask),
+            ranks=_ranks(split.holders) if sure else (),
             machines=(machine,)
-            if machine and not leaves and (outside or asleep or activity in HIDES)
+            if machine and sure and (outside or asleep or activity is Activity.DEVICE)
             else (),
             undecided=_decides(activity, doing),
         ),
     )
+
+
+def _action_for(activity: Activity, doing: Doing, *, ask: bool) -> FirstAction:
+    if ask:
+        return FirstAction.ASK_USER
+    if Activity.REMOTE in {activity, doing.part}:
+        return FirstAction.RETRY
+    return FirstAction.STOP_TIME_CHECK
+
+
+def _on_the_way(each: Seen, split: Split) -> bool:
+    """Whether one in code that shows no wait is in a function that leads the others to theirs.
+
+    Then it may be before or after their collective, in one that the dump does not show.
+    """
+    if each.doing.activity is not Activity.CODE or each.dump.main is None:
+        return False
+    passed = {
+        (plain(frame.name), frame.file)
+        for other in split.waiting
+        if other.dump.main is not None
+        for frame in other.dump.main.frames
+    }
+    frame = each.dump.main.frames[0]
+    return (plain(frame.name), frame.file) in passed
 
 
 def _decides(activity: Activity, doing: Doing) -> str:

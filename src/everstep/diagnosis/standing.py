@@ -1,6 +1,6 @@
 """Where each rank stands in each of its groups, and who therefore waits for whom.
 
-flight.py and ledger.py turn records and log lines into `Standing`s; the analysis is one. A rank
+flight.py and silence.py turn records and log lines into `Standing`s; the analysis is one. A rank
 with a collective pending waits. It waits for the members of the group that have not called that
 collective yet, and of those only the ones that wait for nobody hold the job up. Being few, being
 behind in a count or being listed by a tool makes nobody guilty.

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from everstep.diagnosis.findings import Site
 from everstep.diagnosis.frames import Frame, Thread, plain, signature
 from everstep.diagnosis.headings import heading_of, heading_of_name
 from everstep.diagnosis.outliers import attempts_of
-from everstep.diagnosis.stacks import read
+from everstep.diagnosis.stacks import placed, read
 
 SPY = """\
 Process 4410: /opt/venv/bin/python3.11 -u train.py
@@ -95,3 +96,10 @@ def test_a_rank_under_another_pid_is_another_attempt() -> None:
     dumps = [*(read(text, "a.txt") or []), *(read(text.replace("4410", "99"), "b.txt") or [])]
     assert [len(run) for run in attempts_of(dumps)] == [1, 1]
     assert [len(run) for run in attempts_of(dumps[:1] * 2)] == [2]
+
+
+def test_a_local_rank_is_a_rank_where_the_site_says_which() -> None:
+    dumps = read("### local rank 2 on node-2\n" + SPY, "a.txt") or []
+    site = Site(world_size=8, ranks_per_machine=4, hosts=("node-1", "node-2"))
+    assert [dump.rank for dump in placed(dumps, site)] == [6]
+    assert [dump.rank for dump in placed(dumps, Site())] == [None]

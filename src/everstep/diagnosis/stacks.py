@@ -375,9 +375,25 @@ class Stacks:
         runs = [
             run
             for attempt in sorted(self._dumps)
-            for run in attempts_of(numbered(self._dumps[attempt], site))
+            for run in attempts_of(numbered(placed(self._dumps[attempt], site), site))
         ]
         return analyse(runs, site)
+
+
+def placed(dumps: list[Dump], site: Site) -> list[Dump]:
+    """Gives dumps that name a machine and a local rank the rank that the site has there."""
+    per = site.ranks_per_machine or 0
+    return [
+        msgspec.structs.replace(
+            dump, rank=Rank(site.hosts.index(dump.machine) * per + dump.local_rank)
+        )
+        if dump.rank is None
+        and dump.local_rank is not None
+        and dump.local_rank < per
+        and dump.machine in site.hosts
+        else dump
+        for dump in dumps
+    ]
 
 
 def numbered(dumps: list[Dump], site: Site) -> list[Dump]:

@@ -6,20 +6,24 @@ import asyncio
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Event
 
 import pytest
 
 from everstep.actions import PersistStep
+from everstep.agent import own_disk
 from everstep.agent.own_disk import OwnDisk
 from everstep.agent.persist import Persisting
 from everstep.agent.saved import Saves
 from everstep.agent.this_machine import ThisMachine
+from everstep.checkpoint import local_disk
 from everstep.checkpoint.disk import publish, published, shard_path
 from everstep.checkpoint.slots import ShardWriter, Writer
 from everstep.events import PersistFailed, StepPersisted
 from everstep.model import (
     NO_STEP,
     CheckpointSpec,
+    Copy,
     Generation,
     MachineId,
     Published,
@@ -202,3 +206,31 @@ def test_an_own_disk_that_fails_is_an_answer_and_the_next_order_is_carried_out(d
     disk.save(6)
     assert isinstance(disk.answer_local(6), StepPersisted)
     assert disk.on_own_disk() == [6]
+
+
+def test_a_disk_that_hangs_delays_nobody_for_long_and_removes_later_what_it_was_to(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(own_disk, "ANSWERS_WITHIN_S", 0.01)
+    for step in (5, 6):
+        disk.save(step)
+        assert isinstance(disk.answer_local(step, 5), StepPersisted)
+    hanging, answers = Event(), local_disk.inventory
+
+    def hang(directory: Path) -> list[Copy]:
+        hanging.wait()
+        return answers(directory)
+
+    async def restart() -> tuple[Copy, ...]:
+        machines = OwnDisk(disk.here)
+        monkeypatch.setattr(local_disk, "inventory", hang)
+        await machines.look()
+        seen = machines.copies
+        await machines.drop_newer(Step(5))
+        hanging.set()
+        monkeypatch.setattr(own_disk, "ANSWERS_WITHIN_S", 30.0)
+        await machines.look()
+        assert {copy.step for copy in machines.copies} == {5}
+        return seen
+
+    assert asyncio.run(restart()) == ()

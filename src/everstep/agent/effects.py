@@ -233,7 +233,7 @@ class Effects:
         left = await hands.ending.prove_gone(ALL, Deadlines(0.0, self.policy.gone_within_s))
         hands.shards.close()
         slots.remove_all(self._here.shm)
-        hands.own_disk.remove_all()
+        await hands.own_disk.remove_all()
         if left:
             say(f"processes that do not end: {left}; the keeper goes on trying")
         else:

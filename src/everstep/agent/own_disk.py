@@ -8,12 +8,13 @@ persist.py and effects.py. Without --local-checkpoint-dir there is nothing, and 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from threading import Event
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from everstep.agent.log import say
 from everstep.agent.this_machine import ThisMachine
@@ -78,10 +79,11 @@ class OwnDisk:
         except (OSError, TimeoutError) as error:
             say(f"newer steps are not removed from {self._directory} yet: {error}")
 
-    def remove_all(self) -> None:
-        """The machine leaves the job."""
+    async def remove_all(self) -> None:
+        """The machine leaves the job. A disk that does not answer keeps what it has."""
         if self._directory is not None:
-            local_disk.remove_all(self._directory)
+            with contextlib.suppress(TimeoutError):
+                await self._soon(partial(local_disk.remove_all, self._directory))
 
     def _place(self) -> Path:
         if self._directory is None:
@@ -93,4 +95,13 @@ class OwnDisk:
             return await self._do(work)
 
     async def _do(self, work: Callable[[], _Result]) -> _Result:
-        return await asyncio.wrap_future(self._thread.submit(work))
+        """Given up, it is still done in its turn: what is to be removed must go."""
+        doing = asyncio.wrap_future(self._thread.submit(work))
+        doing.add_done_callback(_heard)
+        return await asyncio.shield(doing)
+
+
+def _heard(done: asyncio.Future[Any]) -> None:
+    """Nobody may be left who asks whether it failed."""
+    if not done.cancelled():
+        done.exception()

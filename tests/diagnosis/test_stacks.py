@@ -103,3 +103,21 @@ def test_a_local_rank_is_a_rank_where_the_site_says_which() -> None:
     site = Site(world_size=8, ranks_per_machine=4, hosts=("node-1", "node-2"))
     assert [dump.rank for dump in placed(dumps, site)] == [6]
     assert [dump.rank for dump in placed(dumps, Site())] == [None]
+
+
+def test_main_threads_in_a_row_share_the_stack_below_them() -> None:
+    text = (
+        'Thread 11 (active): "MainThread"\nThread 12 (active): "MainThread"\n    wait (a.py:1)\n'
+        'Thread 13 (idle): "MainThread"\n    get (b.py:2)\n'
+    )
+    dumps = read(text, "notes.txt") or []
+    assert [(dump.pid, dump.threads[0].frames[0].name) for dump in dumps] == [
+        (11, "wait"),
+        (12, "wait"),
+        (13, "get"),
+    ]
+
+
+def test_a_count_above_a_stack_stands_for_as_many_processes() -> None:
+    text = '6 processes are in:\n\nThread 11 (active): "MainThread"\n    wait (a.py:1)\n'
+    assert len(read(text, "notes.txt") or []) == 6

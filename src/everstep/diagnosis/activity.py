@@ -51,15 +51,10 @@ WAITS = frozenset({Activity.COLLECTIVE, Activity.PEER, Activity.START})
 """Those wait for other ranks, whatever a tool says about active and idle."""
 HIDES = frozenset({Activity.SYNC, Activity.BACKWARD, Activity.CODE})
 """Those may wait for other ranks below Python: a collective on a device runs asynchronously."""
-_LARGER = (
-    Activity.SAVE,
-    Activity.LOAD,
-    Activity.EVALUATE,
-    Activity.LOADER,
-    Activity.COMPILE,
-    Activity.REMOTE,
+_WHOLE = frozenset(
+    {Activity.SAVE, Activity.LOAD, Activity.EVALUATE, Activity.LOADER, Activity.COMPILE}
 )
-"""Of which a smaller one (a lock, a read) may be a part; the first named one names the whole."""
+"""Of which a smaller one (a lock, a read) may be a part; the nearest one names the whole."""
 _FINAL = frozenset({Activity.DEBUGGER, Activity.EXIT, Activity.GIL, Activity.COLLECT})
 """Those are no part of anything larger."""
 INNERMOST = 6
@@ -173,15 +168,14 @@ def doing_of(thread: Thread) -> Doing:
         return Doing(activity=Activity.CODE, call=plain(thread.frames[0].name), at=where)
     at, activity = shown[0]
     call = plain(thread.frames[at].name)
-    seen = {each for _, each in shown}
     if activity is Activity.DEVICE and Activity.SYNC in {each for at, each in shown[:INNERMOST]}:
         activity = Activity.SYNC  # the driver's frames are within the wait
-    larger = next((each for each in _LARGER if each in seen and each is not activity), None)
+    whole = next((each for _, each in shown if each in _WHOLE and each is not activity), None)
     if activity in WAITS:
-        within = None if larger in {Activity.LOADER, Activity.REMOTE} else larger
+        within = None if whole is Activity.LOADER else whole
         return Doing(activity=activity, call=call, part=within, at=where)
-    if larger is not None and activity not in _FINAL:
-        return Doing(activity=larger, part=activity, call=call, at=where)
+    if whole is not None and activity not in _FINAL | _WHOLE:
+        return Doing(activity=whole, part=activity, call=call, at=where)
     return Doing(activity=activity, call=call, at=where)
 
 
@@ -219,8 +213,8 @@ def _in_kernel(dump: Dump, found: Doing) -> Doing:
     for name in dump.kernel:
         activity = _activity_of(name, "", near=True)
         if activity in {Activity.STORAGE, Activity.DEVICE}:
-            larger = found.activity if found.activity in _LARGER else activity
-            return Doing(activity=larger, part=activity, call=name, at=found.at)
+            whole = found.activity if found.activity in _WHOLE else activity
+            return Doing(activity=whole, part=activity, call=name, at=found.at)
     return found
 
 

@@ -59,7 +59,7 @@ def heading_of(line: str) -> Heading:
 
 def _machine(line: str) -> str | None:
     named = _HOST.search(line)
-    if named and named.group(1).lower() not in _NOT_HOSTS and not named.group(1).isdigit():
+    if named and named.group(1).lower() not in _NOT_HOSTS:
         return named.group(1)
     like = [m.group(1) for m in _HOST_LIKE.finditer(line)]
     like = [name for name in like if name.split("-")[0].lower() not in _NOT_HOSTS]

@@ -177,7 +177,7 @@ def _trainers(dumps: Sequence[Dump]) -> Iterable[Seen]:
             continue
         owner = (dump.rank, dump.machine, dump.pid, dump.place.file if dump.rank is None else "")
         if dump.pid is None and dump.rank is None:
-            owner = (*owner, dump.place.line)
+            owner = (*owner, len(samples))
         samples.setdefault(owner, []).append(dump)
     for key, group in samples.items():
         stacks = [dump for dump in group if dump.threads] or group
@@ -424,6 +424,8 @@ def _all_wait(split: Split, attempt: int) -> Finding:
 def _missing(split: Split, site: Site, attempt: int) -> Finding | None:
     """All that were dumped wait, and some were not."""
     ranks = _ranks(split.seen)
+    if not ranks:
+        return _short_machine(split, site, attempt)
     if len(ranks) != len(split.seen) or site.size <= len(ranks):
         return None
     absent = tuple(Rank(rank) for rank in range(site.size) if rank not in ranks)
@@ -445,6 +447,25 @@ def _missing(split: Split, site: Site, attempt: int) -> Finding | None:
             undecided="whether the processes of the ranks without a stack still live",
         ),
     )
+
+
+def _short_machine(split: Split, site: Site, attempt: int) -> Finding | None:
+    """The one machine of several with fewer stacks than the others, where ranks are not known."""
+    per = site.ranks_per_machine or 0
+    counts = Counter(each.dump.machine for each in split.seen)
+    short = [host for host in site.hosts if counts[host] < per]
+    if (
+        len(short) != 1
+        or len(site.hosts) < 3
+        or sum(counts.values()) != sum(counts[host] for host in site.hosts)
+    ):
+        return None
+    text = (
+        f"all {len(split.seen)} processes with a stack wait {_where(split.waiting)}, and"
+        f" {short[0]} shows {counts[short[0]]} of {per}: the others ended, or are out of reach"
+    )
+    take = _Take(machines=(short[0],), undecided="whether these processes still live")
+    return _finding("stacks.missing", split.waiting[0], attempt, text, take)
 
 
 def _history(splits: Sequence[Split], findings: Sequence[Finding]) -> Finding | None:

@@ -37,6 +37,10 @@ _GDB_FRAME = re.compile(
 )
 _KERNEL_FRAME = re.compile(r"^\s*\[<[0-9a-fx]+>\] (\w+)(?:\+0x|\b)")
 _STATE = re.compile(r"^State:\s+([A-Z]) ")
+_COUNT = re.compile(
+    r"^\s*(\d+)x? (?:(?:of \d+ )?(?:processes|procs?|ranks|workers|others?)\b.*|(?:are )?in) ?:$"
+)
+_GIL = "Waiting for the GIL"
 _FATAL = re.compile(r"^Fatal Python error: ")
 _MARKS = (
     "Thread ",
@@ -196,6 +200,11 @@ class _Open:
         self.kernel: list[str] = []
         self.threads: list[tuple[dict[str, Any], list[Frame]]] = []
 
+    @property
+    def has_main(self) -> bool:
+        """Whether its main thread has begun."""
+        return any(about.get("main") for about, _ in self.threads)
+
     def begin(self, **thread: Any) -> None:
         self.threads.append((thread, []))
 
@@ -233,6 +242,10 @@ class _Reader:
         self.inside = False
         """Lines of a thread are coming; any other line ends it, so that no traceback joins it."""
         self.done: list[Dump] = []
+        self.bare: list[Dump] = []
+        """Main threads in a row, of which only the last one shows the stack of all."""
+        self.wanted, self.block = 0, 0
+        """How many processes a line such as "6 processes are in:" speaks of, and since where."""
 
     def all(self, text: str) -> list[Dump]:
         for number, raw in enumerate(text.splitlines(), start=1):
@@ -246,7 +259,8 @@ class _Reader:
                 line = line[mark.end() :]
             self._take(line, number)
         self._close()
-        return self.done
+        self._count(0)
+        return self.done + self.bare
 
     def _take(self, line: str, number: int) -> None:
         if not line:
@@ -271,6 +285,9 @@ class _Reader:
         if self.open is None or not self.open.threads or not self.inside:
             return False
         frames = self.open.threads[-1][1]
+        if line.strip() == _GIL:
+            frames.append(Frame(name="take_gil"))
+            return True
         for pattern in (_FAULT_FRAME, _TRACE_FRAME):
             if match := pattern.match(line):
                 file, at, name = match.groups()
@@ -304,6 +321,10 @@ class _Reader:
         if match := _SPY_THREAD.match(line):
             tid, state, name = match.groups()
             process = self._current(line, number)
+            if name == "MainThread" and process.has_main:
+                process = self._next(line, number)
+            if process.pid is None and name == "MainThread" and tid.isdigit():
+                process.pid = int(tid)
             process.begin(
                 name=name or "",
                 main=name == "MainThread" or tid == str(process.pid),
@@ -331,13 +352,25 @@ class _Reader:
             self.open.pid = self.label.pid
         return self.open
 
+    def _next(self, line: str, number: int) -> _Open:
+        """Another process under the same heading, of which only the first one is that rank."""
+        label = msgspec.structs.replace(self.label, rank=None, local_rank=None, pid=None)
+        self._close()
+        self.open = _Open(label, number, line)
+        return self.open
+
     def _heading(self, line: str) -> None:
         """A line of none of the tools: it may name whose dump comes next."""
         self.fatal = self.inside = False
+        if count := _COUNT.match(line):
+            self._close()
+            self._count(int(count.group(1)))
+            return
         label = heading_of(line)
         if label.rank is None and label.local_rank is None and label.machine is None:
             return
         self._close()
+        self._count(0)
         self.label = Heading(
             rank=label.rank,
             local_rank=label.local_rank,
@@ -346,9 +379,24 @@ class _Reader:
         )
 
     def _close(self) -> None:
-        if self.open and (dump := self.open.close(self.file)):
-            self.done.append(dump)
+        dump = self.open.close(self.file) if self.open else None
         self.open = None
+        if dump is None:
+            return
+        if dump.main is not None and not any(thread.frames for thread in dump.threads):
+            self.bare.append(dump)
+            return
+        self.done += [msgspec.structs.replace(each, threads=dump.threads) for each in self.bare]
+        self.bare = []
+        self.done.append(dump)
+
+    def _count(self, wanted: int) -> None:
+        """The end of what was counted: one stack stands for as many processes as were said."""
+        made = len(self.done) - self.block
+        if 0 < made < self.wanted:
+            copy = msgspec.structs.replace(self.done[-1], rank=None, local_rank=None, pid=None)
+            self.done += [copy] * (self.wanted - made)
+        self.wanted, self.block = wanted, len(self.done)
 
 
 def _number(text: str | None) -> int:
@@ -383,6 +431,7 @@ class Stacks:
 def placed(dumps: list[Dump], site: Site) -> list[Dump]:
     """Gives dumps that name a machine and a local rank the rank that the site has there."""
     per = site.ranks_per_machine or 0
+    dumps = [_hosted(dump, site) for dump in dumps]
     return [
         msgspec.structs.replace(
             dump, rank=Rank(site.hosts.index(dump.machine) * per + dump.local_rank)
@@ -394,6 +443,14 @@ def placed(dumps: list[Dump], site: Site) -> list[Dump]:
         else dump
         for dump in dumps
     ]
+
+
+def _hosted(dump: Dump, site: Site) -> Dump:
+    """With the machine whose name is a part of its file's name, if exactly one is."""
+    if dump.machine is not None:
+        return dump
+    hosts = [host for host in site.hosts if re.search(rf"\b{re.escape(host)}\b", dump.place.file)]
+    return msgspec.structs.replace(dump, machine=hosts[0]) if len(hosts) == 1 else dump
 
 
 def numbered(dumps: list[Dump], site: Site) -> list[Dump]:

@@ -217,6 +217,26 @@ class GroupsSeen(Fact, frozen=True, kw_only=True):
     seen: SeenGroups
 
 
+class MetricAbnormal(Fact, frozen=True, kw_only=True):
+    """What intake.py makes of training's own numbers: one of them is not as it should be."""
+
+    generation: Generation
+    machine: MachineId
+    """Whose rank reported it: a place, not a culprit."""
+    rank: Rank | None = None
+    kind: str
+    """A word of diagnosis.abnormal.Kind."""
+    metric: str
+    step: Step
+    """When it was certain."""
+    first_bad: Step
+    """The first step that shows it: what was saved before it is good."""
+    why: str
+    """One clause with its numbers."""
+    logged: bool = False
+    """It was read in the log of a script that is not attached."""
+
+
 # --- checkpoints ---------------------------------------------------------------------------------
 
 
@@ -304,6 +324,7 @@ ControllerEvent = (
     | RankExited
     | StepProgress
     | GroupsSeen
+    | MetricAbnormal
     | StepPersisted
     | PersistFailed
     | StepBackedUp
@@ -340,6 +361,38 @@ class MachineGroups(Fact, frozen=True, kw_only=True):
     seen: SeenGroups
 
 
+class Numbers(Value, frozen=True, kw_only=True):
+    """What one rank reported about one step, by run.report or in a line of its log."""
+
+    step: Step
+    loss: float | None = None
+    grad_norm: float | None = None
+    speed: float | None = None
+    """What is done per second, in whatever unit; None if unknown or too short to be judged."""
+    loss_scale: float | None = None
+    skipped: int = 0
+    lr: float | None = None
+
+
+class BadNumber(Value, frozen=True, kw_only=True):
+    """A rank whose loss was not finite, at the first step at which it was not."""
+
+    rank: Rank
+    step: Step
+
+
+class MachineNumbers(Fact, frozen=True, kw_only=True):
+    """Numbers of one rank of a machine since it last told of them, and the first bad one of all."""
+
+    machine: MachineId
+    generation: Generation
+    rank: Rank | None = None
+    logged: bool = False
+    """Read in its log: the script is not attached."""
+    numbers: tuple[Numbers, ...] = ()
+    bad: BadNumber | None = None
+
+
 class OutputLines(Fact, frozen=True, kw_only=True):
     """New output of one rank, for people. Bounded: what does not fit is counted, not sent."""
 
@@ -365,6 +418,12 @@ Report = (
     | FaultInjected
     | MachineProgress
     | MachineGroups
+    | MachineNumbers
     | OutputLines
 )
 """What an agent may say to a controller."""
+
+Folded = MachineProgress | MachineGroups | MachineNumbers
+"""What comes from every machine, and becomes an event of all of them (core/intake.py)."""
+UNJOURNALLED = (MachineProgress, MachineGroups, MachineNumbers, OutputLines)
+"""Reports that may be lost: the next one says it again, or people miss a line."""

@@ -16,12 +16,14 @@ from everstep.actions import StartRanks
 from everstep.agent import output
 from everstep.agent.adoption import adopt
 from everstep.agent.exits import LAST_LINES_MAX, TRACEBACK_MAX, Exits, last_lines, read_error
+from everstep.agent.log_numbers import LogNumbers
 from everstep.agent.memory import Memory, MemoryFile
 from everstep.agent.output import Output, Tail, free_beginning
 from everstep.agent.port import PortTaken, StorePort
 from everstep.agent.progress import Progress
 from everstep.agent.rank_env import fork_request
 from everstep.agent.this_machine import ThisMachine
+from everstep.events import BadNumber, Numbers, OutputLines
 from everstep.files import FileUnreadable
 from everstep.model import ExitStatus, Generation, MachineId, NodeRank, Rank, Step, Term
 from everstep.processes import Process, identify
@@ -248,6 +250,46 @@ def test_progress_is_of_one_generation_and_of_all_ranks(tmp_path: Path) -> None:
     assert progress.read(Generation(2)) is None
     assert progress.finished(Generation(2), 1_000_000_003) == (7, 1.0)
     assert progress.finished(Generation(1), 10) == (-1, 0.0)
+
+
+def test_numbers_are_of_the_first_rank_that_has_a_loss_and_the_first_bad_one_of_all(
+    tmp_path: Path,
+) -> None:
+    progress = Progress(tmp_path / "heartbeat", 2)
+    assert progress.numbers(Generation(1)) is None
+    for rank, loss, bad in ((0, float("nan"), 9), (1, 2.5, 6)):
+        slot = SlotWriter(tmp_path / "heartbeat", rank)
+        own = Heartbeat(generation=1, rank=rank, pid=1, start_ticks=1, step=9, attached=True)
+        own.loss, own.step_s, own.bad_step = loss, 0.5, bad
+        slot.write(own)
+        slot.close()
+    told = progress.numbers(Generation(1))
+    assert told is not None
+    assert told.numbers == (Numbers(step=Step(9), loss=2.5, speed=2.0),)
+    assert told.bad == BadNumber(rank=Rank(1), step=Step(6))
+    again = progress.numbers(Generation(1))
+    assert again is not None
+    assert again.numbers == (), "a step is told once"
+
+
+def printed(text: str, rank: int = 0, generation: int = 1) -> OutputLines:
+    return OutputLines(
+        machine=MachineId("m0"), rank=Rank(rank), generation=Generation(generation), text=text
+    )
+
+
+def test_logs_of_scripts_that_are_not_attached_tell_numbers_too() -> None:
+    logs = LogNumbers()
+    logs.read(printed("step 1 loss 2.5\nhello\nstep 2 loss nan grad_norm 1.0\n"))
+    logs.read(printed("step 1 loss 9.9\n", rank=1))
+    told = logs.take(Generation(1))
+    assert told is not None
+    assert (told.rank, told.logged) == (0, True)
+    assert [(n.step, n.grad_norm) for n in told.numbers] == [(1, None), (2, 1.0)]
+    assert logs.take(Generation(1)) is None
+    logs.read(printed("step 3 loss 2.5\n", generation=2))
+    assert logs.take(Generation(1)) is None
+    assert logs.take(Generation(2)) is not None
 
 
 # --- what ranks get ------------------------------------------------------------------------------

@@ -13,10 +13,9 @@ from websockets.uri import parse_uri
 
 from everstep.controller.agents import Agents
 from everstep.controller.incoming import Incoming
-from everstep.controller.loop import Folded
 from everstep.controller.output import OutputRing
 from everstep.controller.server import Server
-from everstep.events import MachineSilent
+from everstep.events import Folded, MachineSilent
 from everstep.model import MachineId, PolicySpec, Term
 from everstep.wire import PROTOCOL, Hello, Welcome, decode, encode
 

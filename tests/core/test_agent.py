@@ -24,6 +24,7 @@ from everstep.core.agent_io import (
     GroupsRead,
     KillRanks,
     LeaveMachine,
+    NumbersRead,
     OrderReceived,
     PersistShards,
     RanksAdopted,
@@ -35,8 +36,11 @@ from everstep.core.agent_io import (
 )
 from everstep.events import (
     BackupFailed,
+    BadNumber,
     MachineGroups,
+    MachineNumbers,
     MachineProgress,
+    Numbers,
     RankExited,
     RanksStarted,
     RanksStopped,
@@ -281,6 +285,28 @@ def test_first_progress_is_told_at_once_and_then_once_a_second() -> None:
     assert (report.slowest, round(report.age_s, 6)) == (1, 1.1)
     other = SlotsRead(generation=Generation(9), slowest=Step(1), fastest=Step(1))
     assert agent.tell(other) == []
+
+
+def test_numbers_are_told_once_a_second_and_a_bad_one_at_once() -> None:
+    agent = Agent()
+    agent.started(1)
+
+    def numbers(step: int, bad: int | None = None) -> NumbersRead:
+        return NumbersRead(
+            generation=Generation(1),
+            numbers=(Numbers(step=Step(step), loss=2.0),),
+            bad=None if bad is None else BadNumber(rank=Rank(0), step=Step(bad)),
+        )
+
+    assert len(only(agent.tell(numbers(1)), MachineNumbers).numbers) == 1
+    assert agent.tell(numbers(2)) == []
+    assert agent.tell(numbers(3)) == []
+    agent.now += 1.0
+    assert [n.step for n in only(agent.tell(numbers(4)), MachineNumbers).numbers] == [2, 3, 4]
+    bad = only(agent.tell(numbers(5, bad=5)), MachineNumbers).bad
+    assert bad is not None
+    assert bad.step == 5
+    assert agent.tell(numbers(6, bad=5)) == []
 
 
 def test_groups_are_told_once_and_again_to_the_next_controller() -> None:

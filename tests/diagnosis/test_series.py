@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from everstep.diagnosis.findings import Finding, Site
 from everstep.diagnosis.series import Collector
@@ -90,6 +92,16 @@ def test_a_rank_whose_own_loss_is_not_finite_is_told_and_not_accused() -> None:
     assert found.action is FirstAction.STOP_TIME_CHECK
     assert not found.accused_ranks
     assert "rank 2" in found.why
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(st.text(max_size=80), max_size=8))
+def test_no_text_whatever_breaks_the_collector(lines: list[str]) -> None:
+    collector = Collector()
+    for number, line in enumerate(["step,loss,host", *lines, "step 3 loss 2.0"]):
+        collector.line("a.csv", line, number)
+        collector.line("b.log", line * 3, number)
+    collector.findings(Site())
 
 
 def test_a_log_without_numbers_gives_nothing() -> None:

@@ -70,6 +70,15 @@ def test_numbers_reach_the_heartbeat(here: Surroundings) -> None:
     assert run.mfu == pytest.approx(1e6 / beat.step_s / 1e12)
 
 
+def test_the_first_step_whose_loss_is_not_finite_stays_in_the_heartbeat(here: Surroundings) -> None:
+    run = here.run()
+    for step in run.steps(stop=6):
+        assert here.beat().bad_step == (2 if step > 2 else -1), "no loss is no bad loss"
+        if step:
+            run.report(loss=math.inf if step in {2, 4} else 1.0)
+    assert (here.beat().loss, here.beat().bad_step) == (1.0, 2)
+
+
 def test_the_identity_in_the_slot_stays_the_one_that_the_agent_watches(here: Surroundings) -> None:
     written = Heartbeat(generation=4, rank=0, pid=77, start_ticks=88)
     SlotWriter(here.shm / "heartbeat", 0).write(written)

@@ -20,7 +20,7 @@ from everstep import __version__, wire
 from everstep.agent.log import say
 from everstep.agent.this_machine import ThisMachine
 from everstep.core.agent_io import ControllerConnected, ControllerDisconnected, OrderReceived
-from everstep.events import MachineGroups, MachineProgress, OutputLines, Report
+from everstep.events import UNJOURNALLED, Report
 from everstep.files import FileUnreadable, read_json
 from everstep.model import EverstepError, Seconds, Term
 from everstep.paths import Endpoint
@@ -90,7 +90,7 @@ class ControllerLink:
         """Say this now or when there is a controller again; progress and output may be lost."""
         body = wire.encode_report(report)
         frame: wire.AnyFrame
-        if isinstance(report, MachineProgress | MachineGroups | OutputLines):
+        if isinstance(report, UNJOURNALLED):
             frame = self._link.unreliable(body)
         else:
             frame = self._link.send(body, time.monotonic())

@@ -11,8 +11,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from everstep.core.agent_io import SlotsRead
-from everstep.model import NO_STEP, Generation, Seconds, Step
+from everstep.core.agent_io import NumbersRead, SlotsRead
+from everstep.events import BadNumber, Numbers
+from everstep.model import NO_STEP, Generation, Rank, Seconds, Step
 from everstep.trainer.heartbeat import Heartbeat, SlotReader
 
 FIRST_PROGRESS_EVERY_S: Seconds = 0.025
@@ -21,6 +22,8 @@ EVERY_S: Seconds = 0.2
 """Between looks otherwise. The controller hears of progress once a second."""
 FAST_FOR_S: Seconds = 30.0
 """A script that has not attached by then may never: stop looking so often."""
+SPEED_FROM_S: Seconds = 0.1
+"""The speed of shorter steps is not judged: a busy processor alone doubles them."""
 _NS = 1e-9
 
 
@@ -39,6 +42,7 @@ class Progress:
         self._heartbeat = heartbeat
         self._local_ranks = local_ranks
         self._reader: SlotReader | None = None
+        self._numbers_of: dict[Generation, Step] = {}
 
     def reserve(self) -> None:
         """Make room for the slots. OSError if shared memory has none."""
@@ -84,12 +88,46 @@ class Progress:
         """Whether any rank here says that it exchanges data with others. Any thread may ask."""
         return self._reader is not None and any(self._reader.communicating_since())
 
+    def numbers(self, generation: Generation) -> NumbersRead | None:
+        """The newest step of the first rank that reports a loss, and the first bad loss of all.
+
+        None while no rank is attached: then its log may tell more (agent/log_numbers.py).
+        """
+        beats = [beat for beat in self.of(generation) if beat.attached]
+        if not beats:
+            return None
+        bad = min((b for b in beats if b.bad_step != NO_STEP), key=_bad_step, default=None)
+        told = next((beat for beat in beats if not math.isnan(beat.loss)), beats[0])
+        new = told.step > self._numbers_of.get(generation, NO_STEP)
+        self._numbers_of = {generation: Step(told.step)}
+        return NumbersRead(
+            generation=generation,
+            rank=Rank(told.rank),
+            numbers=(_numbers(told),) if new and told.step > NO_STEP else (),
+            bad=None if bad is None else BadNumber(rank=Rank(bad.rank), step=Step(bad.bad_step)),
+        )
+
     def pause_s(self, seen: SlotsRead | None, running_for_s: Seconds) -> Seconds:
         """Until the next look."""
         awaited = seen is None or seen.slowest == NO_STEP
         if awaited and running_for_s < FAST_FOR_S:
             return FIRST_PROGRESS_EVERY_S
         return EVERY_S
+
+
+def _bad_step(beat: Heartbeat) -> int:
+    return beat.bad_step
+
+
+def _numbers(beat: Heartbeat) -> Numbers:
+    per_step = 1 / beat.step_s if beat.step_s > 0 else math.nan
+    speed = _first_number((beat.tokens_per_s, beat.flops_per_s, per_step))
+    return Numbers(
+        step=Step(beat.step),
+        loss=None if math.isnan(beat.loss) else beat.loss,
+        grad_norm=None if math.isnan(beat.grad_norm) else beat.grad_norm,
+        speed=speed if beat.step_s >= SPEED_FROM_S else None,
+    )
 
 
 def _first_number(values: Iterable[float]) -> float | None:

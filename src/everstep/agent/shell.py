@@ -20,6 +20,7 @@ from everstep.agent.groups import read_groups
 from everstep.agent.launching import Launching
 from everstep.agent.link import ControllerLink
 from everstep.agent.log import say
+from everstep.agent.log_numbers import LogNumbers
 from everstep.agent.memory import MemoryFile
 from everstep.agent.notices import listen
 from everstep.agent.output import Output
@@ -37,11 +38,12 @@ from everstep.core.agent_io import (
     ControllerConnected,
     ControllerDisconnected,
     GroupsRead,
+    NumbersRead,
     OrderReceived,
     SlotsRead,
 )
 from everstep.events import MachineJoined, RankExited, TimerFired
-from everstep.model import NO_GENERATION, NO_STEP, NodeRank, Seconds
+from everstep.model import NO_GENERATION, NO_STEP, Generation, NodeRank, Seconds
 from everstep.wire import Welcome
 
 OUTPUT_EVERY_S: Seconds = 0.2
@@ -59,6 +61,7 @@ class AgentShell:
         self._id = os.urandom(8).hex()
         self._events: asyncio.Queue[AgentEvent] = asyncio.Queue()
         self._look_now = asyncio.Event()
+        self._log_numbers = LogNumbers()
         self._groups_of = NO_GENERATION
         """Whose parallel groups were looked at."""
         self._core = AgentCore(here.setup.machine, here.spec.policy, here.setup.nproc_per_node)
@@ -108,7 +111,7 @@ class AgentShell:
         for action in actions:
             self._effects.act(action)
         self._events.task_done()
-        if not isinstance(event, SlotsRead):
+        if not isinstance(event, SlotsRead | NumbersRead):
             self._look_now.set()
 
     async def _next_event(self) -> AgentEvent:
@@ -213,11 +216,19 @@ class AgentShell:
                 if seen is not None:
                     self._look_at_groups(seen)
                     self._events.put_nowait(seen)
+                    self._look_at_numbers(seen.generation)
             pause_s = progress.pause_s(seen, time.monotonic() - self._effects.started_at)
             self._look_now.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause_s if ranks.running else None):
                     await self._look_now.wait()
+
+    def _look_at_numbers(self, generation: Generation) -> None:
+        numbers = self._hands.progress.numbers(generation)
+        if numbers is None:
+            numbers = self._log_numbers.take(generation)
+        if numbers is not None and (numbers.numbers or numbers.bad is not None):
+            self._events.put_nowait(numbers)
 
     def _look_at_groups(self, slots: SlotsRead) -> None:
         """Told before the step is: so the layout is known before the first backup is placed."""
@@ -235,6 +246,7 @@ class AgentShell:
             if link.connected:
                 for lines in output.read():
                     link.send(lines)
+                    self._log_numbers.read(lines)
             if time.monotonic() >= next_bound:
                 await asyncio.to_thread(output.bound)
                 next_bound = time.monotonic() + BOUND_EVERY_S

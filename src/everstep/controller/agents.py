@@ -21,7 +21,7 @@ from everstep import __version__
 from everstep.actions import Order
 from everstep.controller.incoming import Incoming
 from everstep.controller.output import OutputRing
-from everstep.events import MachineGroups, MachineProgress, MachineSilent, OutputLines, Report
+from everstep.events import Folded, MachineSilent, OutputLines, Report
 from everstep.journal import Origin
 from everstep.model import MachineId, PolicySpec, Term
 from everstep.wire import (
@@ -115,7 +115,7 @@ class Agents:
         *,
         term: Term,
         policy: PolicySpec,
-        post: Callable[[Incoming | MachineProgress | MachineGroups], None],
+        post: Callable[[Incoming | Folded], None],
         output: OutputRing,
         journalled: dict[tuple[MachineId, str], int],
     ) -> None:
@@ -229,7 +229,7 @@ class Agents:
         if report.machine != session.machine:
             raise WireError(f"Machine {session.machine} spoke for machine {report.machine}.")
         delivered = partial(self._delivered, session, number)
-        if isinstance(report, OutputLines | MachineProgress | MachineGroups):
+        if isinstance(report, OutputLines | Folded):
             self._take_unjournalled(report)
             delivered()
         elif number == UNRELIABLE:
@@ -238,7 +238,7 @@ class Agents:
             origin = Origin(machine=session.machine, agent=session.agent, seq=number)
             self._post(Incoming(report, then=delivered, origin=origin))
 
-    def _take_unjournalled(self, report: OutputLines | MachineProgress | MachineGroups) -> None:
+    def _take_unjournalled(self, report: OutputLines | Folded) -> None:
         if isinstance(report, OutputLines):
             self._output.add(report)
         else:

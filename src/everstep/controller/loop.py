@@ -17,12 +17,10 @@ from everstep.controller.incoming import Incoming
 from everstep.core.controller import ControllerCore
 from everstep.core.intake import Intake
 from everstep.core.state import Phase
-from everstep.events import ControllerEvent, MachineGroups, MachineProgress, TimerFired
+from everstep.events import ControllerEvent, Folded, TimerFired
 from everstep.journal import Journal
 from everstep.model import Seconds
 
-Folded = MachineProgress | MachineGroups
-"""What comes from every machine, and becomes an event of all of them."""
 Act = Callable[[ControllerEvent, list[ControllerAction]], None]
 
 
@@ -75,9 +73,7 @@ class Loop:
                 return Incoming(fact)
 
     def _fold(self, taken: Folded | None, now: Seconds) -> ControllerEvent | None:
-        if isinstance(taken, MachineGroups):
-            return self._intake.groups(taken)
-        return self._intake.report(taken, now) if taken else self._intake.due(now)
+        return self._intake.take(taken, now) if taken else self._intake.next_fact(now)
 
     async def _wait(self, *moments: Seconds | None) -> Incoming | Folded | None:
         """What comes next; None if the first of these moments does."""

@@ -38,6 +38,7 @@ from everstep.core.agent_io import (
     GroupsRead,
     KillRanks,
     LeaveMachine,
+    NumbersRead,
     OrderReceived,
     PersistShards,
     RanksAdopted,
@@ -51,7 +52,9 @@ from everstep.events import (
     BackupFailed,
     FaultInjected,
     MachineGroups,
+    MachineNumbers,
     MachineProgress,
+    Numbers,
     PersistFailed,
     RankExited,
     RanksStarted,
@@ -78,6 +81,8 @@ from everstep.model import (
 
 ANSWERS_KEPT = 64
 """Answers remembered for orders seen again. A controller has one order of each kind in flight."""
+NUMBERS_MAX = 50
+"""Steps whose numbers are told at a time: the newest ones."""
 REPORT_EVERY_S: Seconds = 1.0
 """Progress is told at most this often, except the first step of a generation."""
 
@@ -118,6 +123,9 @@ class AgentCore:
         self._told: Step = NO_STEP
         self._told_at: Seconds = 0.0
         self._groups: MachineGroups | None = None
+        self._numbers: tuple[Numbers, ...] = ()
+        self._numbers_told_at: Seconds = float("-inf")
+        self._bad_told: Generation = NO_GENERATION
         self._out: list[AgentAction] = []
 
     def handle(self, event: AgentEvent, now: Seconds) -> list[AgentAction]:
@@ -183,6 +191,7 @@ class AgentCore:
         self.ranks = {}
         self._slowest = self._told = NO_STEP
         self._groups = None
+        self._numbers = ()
         self._progress_at = now
         self._working[order.id] = None
         self._out.append(ForkRanks(id=order.id, cause=order.cause, why=order.why, order=order))
@@ -332,6 +341,31 @@ class AgentCore:
             str(event.generation),
         )
 
+    def numbers_read(self, event: NumbersRead, now: Seconds) -> None:
+        """Told once a second, but at once what is not finite."""
+        if event.generation != self.generation:
+            return
+        self._numbers = (*self._numbers, *event.numbers)[-NUMBERS_MAX:]
+        new_bad = event.bad is not None and self._bad_told != event.generation
+        due = now - self._numbers_told_at >= REPORT_EVERY_S and bool(self._numbers)
+        if not new_bad and not due:
+            return
+        if event.bad is not None:
+            self._bad_told = event.generation
+        self._numbers_told_at = now
+        told, self._numbers = self._numbers, ()
+        self._say(
+            MachineNumbers(
+                machine=self.machine,
+                generation=event.generation,
+                rank=event.rank,
+                logged=event.logged,
+                numbers=told,
+                bad=event.bad,
+            ),
+            str(event.generation),
+        )
+
     def groups_read(self, event: GroupsRead, now: Seconds) -> None:
         del now
         if event.generation == self.generation:
@@ -419,6 +453,7 @@ _HANDLERS: dict[type[AgentEvent], Callable[[AgentCore, Any, Seconds], None]] = {
     RanksRemain: AgentCore.ranks_remain,
     RankExited: AgentCore.rank_exited,
     SlotsRead: AgentCore.slots_read,
+    NumbersRead: AgentCore.numbers_read,
     GroupsRead: AgentCore.groups_read,
     StepPersisted: AgentCore.answered,
     PersistFailed: AgentCore.answered,

@@ -9,8 +9,10 @@ from __future__ import annotations
 from everstep.actions import BackUpStep, Imperative, InjectFault, Order, PersistStep, StartRanks
 from everstep.events import (
     BackupFailed,
+    BadNumber,
     Fact,
     FaultInjected,
+    Numbers,
     PersistFailed,
     RankExited,
     Report,
@@ -18,7 +20,17 @@ from everstep.events import (
     StepPersisted,
     TimerFired,
 )
-from everstep.model import NO_STEP, Copy, Generation, RankStatus, Seconds, SeenGroups, Step, Term
+from everstep.model import (
+    NO_STEP,
+    Copy,
+    Generation,
+    Rank,
+    RankStatus,
+    Seconds,
+    SeenGroups,
+    Step,
+    Term,
+)
 
 # --- events --------------------------------------------------------------------------------------
 
@@ -94,6 +106,16 @@ class SlotsRead(Fact, frozen=True, kw_only=True):
     loss: float | None = None
 
 
+class NumbersRead(Fact, frozen=True, kw_only=True):
+    """What one rank of this machine reported since the last look, in its slot or its log."""
+
+    generation: Generation
+    rank: Rank | None = None
+    logged: bool = False
+    numbers: tuple[Numbers, ...] = ()
+    bad: BadNumber | None = None
+
+
 class GroupsRead(Fact, frozen=True, kw_only=True):
     """What all ranks of this machine wrote about their parallel groups, folded."""
 
@@ -112,6 +134,7 @@ AgentEvent = (
     | RanksRemain
     | RankExited
     | SlotsRead
+    | NumbersRead
     | GroupsRead
     | StepPersisted
     | PersistFailed

@@ -79,6 +79,7 @@ def _begin_generation(state: State, action: BeginGeneration, now: Seconds) -> No
     state.early_exits = [rank for rank, status in state.exits.items() if status.ok]
     state.generation = action.generation
     state.paged.clear()
+    state.abnormal.clear()
     _settle_disk(state)
     state.failures.clear()
     state.exits.clear()

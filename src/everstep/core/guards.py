@@ -2,7 +2,7 @@
 
 Called by core/rules.py when the current generation is broken. Each guard returns a GiveUp with the
 sentence for the user, or None. Order: the user's own error at the start, ranks that end early again
-and again, too many recoveries without progress.
+and again, numbers that are bad again and again, too many recoveries without progress.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class GiveUp(Value, frozen=True, kw_only=True):
 
 def give_up(state: State, now: Seconds) -> GiveUp | None:
     """The first guard that speaks against another restart."""
-    return _user_error(state) or _early_exits(state) or _too_many(state, now)
+    return _user_error(state) or _early_exits(state) or _bad_numbers(state) or _too_many(state, now)
 
 
 def is_echo(failure: Failure) -> bool:
@@ -82,6 +82,20 @@ def _early_exits(state: State) -> GiveUp | None:
         " number of steps",
         detail=_detail(state),
         page=False,
+    )
+
+
+def _bad_numbers(state: State) -> GiveUp | None:
+    """Counted by themselves: every attempt reaches a new step before its numbers are bad again."""
+    numeric = state.numeric
+    if numeric is None or numeric.generation != state.generation:
+        return None
+    if numeric.times <= state.job.policy.recoveries_max:
+        return None
+    return GiveUp(
+        why=f"{state.failures[0].text}, for the {numeric.times}th time, although older and older"
+        " steps were restored: a human has to look at data, code and machines",
+        page=True,
     )
 
 

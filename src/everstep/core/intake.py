@@ -1,15 +1,27 @@
 """In front of the controller's core: folds all machines' progress into one fact a second.
 
-And what they tell of their parallel groups into one fact per generation. controller/loop.py and
-sim/loop.py hand it every MachineProgress and MachineGroups, and give what comes back to the
-core (and only that to the journal). It holds no decision and may be lost: a restarted controller
-fills it again within a second. Liveness of connections is the link's matter (wire.py).
+And what they tell of their parallel groups into one fact per generation, and of training's numbers
+into a fact for each that is abnormal. controller/loop.py and sim/loop.py hand it what is Folded,
+and give what comes back to the core (and only that to the journal). It holds no decision and may be
+lost: a restarted controller fills it again within a second (what is normal, within a minute of
+training). Liveness of connections is the link's matter (wire.py).
 """
 
 from __future__ import annotations
 
+from collections import deque
+
+from everstep.core.numbers import NumbersJudge
 from everstep.core.seen import united
-from everstep.events import GroupsSeen, MachineGroups, MachineProgress, StepProgress
+from everstep.events import (
+    Folded,
+    GroupsSeen,
+    MachineGroups,
+    MachineNumbers,
+    MachineProgress,
+    MetricAbnormal,
+    StepProgress,
+)
 from everstep.model import NO_GENERATION, NO_STEP, Generation, MachineId, Seconds, Step
 
 EVERY_S: Seconds = 1.0
@@ -27,8 +39,21 @@ class Intake:
         self._told: Step = NO_STEP
         self._told_at: Seconds = float("-inf")
         self._changed = False
+        self._judge = NumbersJudge()
+        self._abnormal: deque[MetricAbnormal] = deque()
         self._groups: dict[MachineId, MachineGroups] = {}
         self._groups_told: GroupsSeen | None = None
+
+    def take(
+        self, report: Folded, now: Seconds
+    ) -> StepProgress | GroupsSeen | MetricAbnormal | None:
+        """Take what a machine said; the fact to give to the core, if one is due."""
+        if isinstance(report, MachineGroups):
+            return self.groups(report)
+        if isinstance(report, MachineNumbers):
+            self._abnormal.extend(self._judge.take(report))
+            return self.next_fact(now)
+        return self.report(report, now)
 
     def groups(self, report: MachineGroups) -> GroupsSeen | None:
         """Take one machine's groups; the fact to give to the core once all have told the same
@@ -51,6 +76,10 @@ class Intake:
         self._groups_told = fact
         return fact
 
+    def next_fact(self, now: Seconds) -> StepProgress | MetricAbnormal | None:
+        """The fact to give to the core now: first what is abnormal."""
+        return self._abnormal.popleft() if self._abnormal else self.due(now)
+
     def report(self, progress: MachineProgress, now: Seconds) -> StepProgress | None:
         """Take one machine's report; the fact to give to the core, if one is due."""
         if progress.generation < self._generation:
@@ -64,14 +93,17 @@ class Intake:
         return self.due(now)
 
     def due(self, now: Seconds) -> StepProgress | None:
-        """The fact to give to the core now, if there is news and its time has come."""
-        deadline = self.next_deadline()
+        """How far all are, if there is news and its time has come."""
+        deadline = self._fold_at()
         if deadline is None or now < deadline:
             return None
         return self._fold(now)
 
     def next_deadline(self) -> Seconds | None:
-        """When due() will have something to say; None: when a report comes."""
+        """When next_fact() will have something to say; None: when a report comes."""
+        return float("-inf") if self._abnormal else self._fold_at()
+
+    def _fold_at(self) -> Seconds | None:
         if not self._changed or len(self._newest) < self._machines:
             return None
         return float("-inf") if self._told == NO_STEP else self._told_at + EVERY_S

@@ -23,6 +23,7 @@ from everstep.actions import (
 )
 from everstep.core.ettr import Owner
 from everstep.core.guards import UNUSABLE
+from everstep.core.numeric import bad_numbers, got_past
 from everstep.core.replicas import differing
 from everstep.core.state import (
     BACKUP_LEAD_MAX_S,
@@ -47,6 +48,7 @@ from everstep.events import (
     MachineReleased,
     MachineSilent,
     MachinesRequested,
+    MetricAbnormal,
     PersistFailed,
     RankExited,
     RanksStarted,
@@ -344,11 +346,15 @@ def _first_line(text: str) -> str:
     return text.strip().partition("\n")[0][:200]
 
 
-def _fail(state: State, failure: Failure) -> None:
-    """The current generation is broken. The time since the fault was spent on detecting it."""
+def _fail(state: State, failure: Failure, *, dead: bool = True) -> None:
+    """The current generation is broken. The time since the fault was spent on detecting it.
+
+    It cannot advance (`dead`), unless its ranks still run, with numbers that are worth nothing.
+    """
     if state.phase not in (Phase.STARTING, Phase.RUNNING):
         return
-    state.dead_through = state.generation
+    if dead:
+        state.dead_through = state.generation
     if not state.failures:
         incident = state.incident.incident if state.incident else ""
         state.account.switch(Owner.DETECTING, failure.at, incident)
@@ -368,10 +374,17 @@ def _step_progress(state: State, event: StepProgress, now: Seconds) -> None:
     state.finished_by_all = event.finished_by_all
     state.progress_at = max(state.progress_at, now - max(0.0, event.age_s))
     _account_progress(state)
+    got_past(state, event.finished_by_all)
     if event.finished_by_all > state.furthest:
         state.furthest = event.finished_by_all
         state.recoveries.clear()
         state.proven = True
+
+
+def _metric_abnormal(state: State, event: MetricAbnormal, now: Seconds) -> None:
+    failure = bad_numbers(state, event, now)
+    if failure is not None:
+        _fail(state, failure, dead=False)
 
 
 def _account_progress(state: State) -> None:
@@ -557,6 +570,7 @@ _OBSERVERS: dict[type[ControllerEvent], Observer] = {
     RankExited: _rank_exited,
     StepProgress: _step_progress,
     GroupsSeen: _groups_seen,
+    MetricAbnormal: _metric_abnormal,
     StepPersisted: _step_persisted,
     PersistFailed: _persist_failed,
     StepBackedUp: _step_backed_up,

@@ -158,8 +158,40 @@ def _why(best: Published, counts: dict[str, int]) -> str:
 
 
 def choose_from(state: State) -> Choice:
-    """The choice for the machines as they are: copies of members, backups of all that are well."""
-    return choose([Rank(rank) for rank in range(state.job.world_size)], copies_of(state))
+    """The choice for the machines as they are: copies of members, backups of all that are well.
+
+    A step is a candidate only if training's numbers were finite by then.
+    """
+    ranks = [Rank(rank) for rank in range(state.job.world_size)]
+    copies = copies_of(state)
+    sound = _sound(state, copies)
+    choice = choose(ranks, sound)
+    if sound == copies:
+        return choice
+    bad = ", ".join(str(each.step) for each in state.spoiled)
+    return replace(choice, why=f"{choice.why}; not counted is what was saved of bad steps ({bad})")
+
+
+def only_spoiled(state: State) -> bool:
+    """Whether there are copies, but all of them from steps after the numbers went bad."""
+    copies = copies_of(state)
+    sound = _sound(state, copies)
+    return copies != sound and sound == Copies()
+
+
+def _sound(state: State, copies: Copies) -> Copies:
+    if not state.spoiled:
+        return copies
+    return Copies(
+        local=tuple(c for c in copies.local if not _spoiled(state, c)),
+        backups=tuple((m, c) for m, c in copies.backups if not _spoiled(state, c)),
+        local_disk=tuple(c for c in copies.local_disk if not _spoiled(state, c)),
+        published=tuple(p for p in copies.published if not _spoiled(state, p)),
+    )
+
+
+def _spoiled(state: State, copy: Copy | Published) -> bool:
+    return any(copy.generation <= each.through and copy.step >= each.step for each in state.spoiled)
 
 
 def copies_of(state: State) -> Copies:

@@ -41,7 +41,7 @@ from everstep.core.faults import target_of
 from everstep.core.guards import give_up
 from everstep.core.keeping import back_up_step, peer_at
 from everstep.core.layouts import LAYOUT, known_layout
-from everstep.core.restore import Choice, choose_from
+from everstep.core.restore import Choice, choose_from, only_spoiled
 from everstep.core.state import Machine, Phase, State
 from everstep.core.tiers import persist_step, publish_step
 from everstep.model import (
@@ -51,6 +51,7 @@ from everstep.model import (
     Peer,
     Rank,
     Seconds,
+    Step,
 )
 
 
@@ -316,6 +317,8 @@ def start_ranks(d: Deciding) -> list[ControllerAction]:
         return []
     if d.now < patience.publish_hold_until(state):
         return []
+    if state.numeric is not None and only_spoiled(state):
+        return _nothing_sound(d, state.numeric.first_bad)
     choice = choose_from(state)
     master = state.members()[0]
     return [
@@ -337,6 +340,20 @@ def start_ranks(d: Deciding) -> list[ControllerAction]:
         for node_rank, machine in (
             (n, state.machines[m]) for n, m in sorted(state.positions.items())
         )
+    ]
+
+
+def _nothing_sound(d: Deciding, first_bad: Step) -> list[ControllerAction]:
+    """Better no restart than one from step 0, or from numbers that are worth nothing."""
+    why = (
+        f"training's numbers are bad from step {first_bad} on and no older step is kept: a human"
+        " has to choose between an older checkpoint and a start from step 0"
+    )
+    return [
+        PageHuman(id=d.id(), cause=d.event, why=why, about="numbers"),
+        FinishJob(
+            id=d.id(), cause=d.event, why=why, outcome=Outcome.FAILED, exit_code=1, detail=""
+        ),
     ]
 
 
@@ -366,6 +383,16 @@ def close_incident(d: Deciding) -> list[ControllerAction]:
     else:
         return []
     return [CloseIncident(id=d.id(), cause=d.event, why=why, incident=incident.incident)]
+
+
+def tell_of_numbers(d: Deciding) -> list[ControllerAction]:
+    """A jump or a decline may well be training's own doing: nothing is stopped for it."""
+    for event in d.state.abnormal:
+        about = f"{event.metric} {event.kind}"
+        if about not in d.state.paged:
+            why = f"{event.why}; training goes on"
+            return [PageHuman(id=d.id(), cause=d.event, why=why, about=about)]
+    return []
 
 
 # --- machines ------------------------------------------------------------------------------------
@@ -429,6 +456,7 @@ RULES: tuple[Rule, ...] = (
     tell_of_early_exits,
     tell_of_silence,
     tell_of_layout,
+    tell_of_numbers,
     request_machines,
     release_evicted,
 )

@@ -13,7 +13,7 @@ import msgspec
 
 from everstep.actions import ControllerAction, FinishJob
 from everstep.core.ettr import TimeAccount
-from everstep.events import FaultRequested
+from everstep.events import FaultRequested, MetricAbnormal
 from everstep.model import (
     NO_GENERATION,
     NO_STEP,
@@ -175,6 +175,24 @@ class Backup(msgspec.Struct, kw_only=True):
     """What the machines that have answered say of the tensors they sent slices of."""
 
 
+class Spoiled(msgspec.Struct, kw_only=True, frozen=True):
+    """Copies that must not be restored: loss or gradients were not finite by then."""
+
+    through: Generation
+    """Of this generation and older ones,"""
+    step: Step
+    """this step and newer ones."""
+
+
+class Numeric(msgspec.Struct, kw_only=True, frozen=True):
+    """Training's numbers went bad, and no generation since has proven that it got past that."""
+
+    first_bad: Step
+    generation: Generation
+    """The last one that showed it."""
+    times: int
+
+
 class State(msgspec.Struct, kw_only=True):
     """All of it."""
 
@@ -231,6 +249,10 @@ class State(msgspec.Struct, kw_only=True):
     bad_copies: list[Copy] = []
     """Shards that a peer keeps, or the rank's machine on its disk, and that were no use to their
     rank: its owner's memory had damaged them before they were copied, say."""
+    spoiled: list[Spoiled] = []
+    numeric: Numeric | None = None
+    abnormal: list[MetricAbnormal] = []
+    """Numbers that people are to be told of."""
     recoveries: list[Seconds] = []
     """Times of the recoveries since the last progress: what the guard counts."""
     proven: bool = False

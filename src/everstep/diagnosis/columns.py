@@ -19,6 +19,8 @@ from everstep.model import Rank, Seconds, Value
 ABSENT = frozenset({"", "na", "n/a", "null", "none", "-", "--", "."})
 """Cells that say nothing. "nan" says something."""
 COLUMNS_MAX = 4096
+LINE_MAX = 100_000
+"""A longer line is no row of a table."""
 _NAME = re.compile(r"[A-Za-z_#][\w ./%()@:\[\]-]*$")
 _EVALUATION = re.compile(r"(?i)(?:^|[/_. -])(?:val|valid|validation|eval|test)(?:$|[/_. -])")
 
@@ -53,6 +55,8 @@ class Table:
     def of(cls, header: str) -> Table | None:
         """The table that this line is the header of; None if it is none that is understood."""
         text = header.strip().lstrip("\ufeff#").strip()
+        if len(text) > LINE_MAX or not text.replace("\t", " ").isprintable():
+            return None
         for delimiter in ("\t", ",", ";", "|", None):
             names = _cells(text, delimiter)
             if len(names) < 2 or len(names) > COLUMNS_MAX:
@@ -84,6 +88,8 @@ class Table:
 
     def row(self, text: str, line: int) -> Row | None:
         """One line below the header; None if it has not as many cells."""
+        if len(text) > LINE_MAX:
+            return None
         cells = _cells(text.strip(), self._delimiter)
         if len(cells) != len(self.names):
             return None
@@ -155,7 +161,10 @@ def _cells(text: str, delimiter: str | None) -> list[str]:
     if delimiter is None:
         return text.split()
     if '"' in text and delimiter in ",;":
-        return [cell.strip() for cell in next(csv.reader([text], delimiter=delimiter), [])]
+        return [
+            cell.strip()
+            for cell in next(csv.reader([text.replace("\r", " ")], delimiter=delimiter), [])
+        ]
     cells = [cell.strip() for cell in text.split(delimiter)]
     if delimiter == "|" and cells and not cells[0] and not cells[-1]:
         cells = cells[1:-1]

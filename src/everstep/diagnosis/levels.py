@@ -38,6 +38,12 @@ class Level:
         past = self._past
         return len(past) >= self._limits.recent and past[-1] > 0.3 * _median(past) > 0
 
+    def restart(self) -> None:
+        """Nothing is away from its past any more: it is computed again."""
+        self._away = None
+        self._high = 0
+        self._recent.clear()
+
     def take(self, sample: Sample, value: float, *, compared: bool) -> Signal | None:
         """A finite value; `compared` is False while training still settles."""
         self._recent.append((sample.step, value))

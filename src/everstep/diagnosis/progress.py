@@ -51,7 +51,8 @@ _UNIT = r"ms|us|secs|sec|seconds|s|%|[GMT]i?B|[kKMB]"
 _PAIR = re.compile(
     rf"""
     (?<![A-Za-z_.\\-]) (?<![^0-9\s({{\[,|"']/) (?<![A-Za-z_]\d)
-    (?P<key> [A-Za-z_][\w/@%.-]* (?:\([\w/%]+\))? (?:[ ][A-Za-z(][\w/()%-]*){{0,5}} )
+    (?P<key> (?!(?:nan|inf)\b) [A-Za-z_][\w/@%.-]* (?:\([\w/%]+\))?
+        (?: [ ](?!(?:nan|inf)\b)[A-Za-z(][\w/()%-]* ){{0,5}} )
     (?: ["']?\s*[:=]\s* | \s+ )
     (?: ["'\[(]\s* | tensor\(\s* | [a-z.]*float\d*\( )*
     (?P<value> {_VALUE} )

@@ -73,6 +73,17 @@ class Judge:
             self._last = sample
         return found
 
+    def restart(self) -> None:
+        """Training begins again somewhere: what was normal stays so, what was bad is over."""
+        self._bad = None
+        self._bad_for = self._norm_bad = self._without = self._skips = 0
+        self._norm_bad_since = self._without_since = self._last = None
+        self._missed = self._told_scale = False
+        for level in self._levels.values():
+            level.restart()
+        self._settling = self._limits.settle
+        self._pace.restart()
+
     def _note_restart(self, sample: Sample) -> None:
         last = self._last
         if last is None:

@@ -37,13 +37,11 @@ from everstep.core.agent_io import (
     SlotsRead,
 )
 from everstep.events import (
+    UNJOURNALLED,
     BackupFailed,
     FaultInjected,
-    MachineGroups,
     MachineJoined,
-    MachineProgress,
     MachineReleased,
-    OutputLines,
     RankExited,
     Report,
     StepBackedUp,
@@ -441,7 +439,7 @@ class Agent:
 
     def _send(self, report: Report) -> None:
         body = wire.encode_report(report)
-        if isinstance(report, MachineProgress | MachineGroups | OutputLines):
+        if isinstance(report, UNJOURNALLED):
             self._put(self._link.unreliable(body))
         else:
             self._put(self._link.send(body, self._ground.schedule.now))

@@ -24,11 +24,10 @@ from everstep.events import (
     ControllerEvent,
     ControllerStarted,
     FaultInjected,
+    Folded,
     JobSubmitted,
-    MachineGroups,
     MachineJoined,
     MachineLost,
-    MachineProgress,
     MachineSilent,
     MachinesRequested,
     OutputLines,
@@ -202,7 +201,7 @@ class Controller:
         for number, body in session.link.receive(frame):
             report = wire.decode_report(body)
             assert not isinstance(report, OutputLines), "nobody prints anything here"
-            if isinstance(report, MachineProgress | MachineGroups):
+            if isinstance(report, Folded):
                 self._loop.post(report)
                 continue
             origin = Origin(machine=session.machine, agent=session.agent, seq=number)

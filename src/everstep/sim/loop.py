@@ -15,7 +15,7 @@ from everstep.actions import DURABLE, ControllerAction
 from everstep.core.controller import ControllerCore
 from everstep.core.intake import Intake
 from everstep.core.state import Phase, State
-from everstep.events import ControllerEvent, MachineGroups, MachineProgress, TimerFired
+from everstep.events import ControllerEvent, Folded, TimerFired
 from everstep.journal.records import Fenced, Origin
 from everstep.model import Seconds
 from everstep.sim.records import MemoryJournal
@@ -60,11 +60,11 @@ class Loop:
         self._schedule = schedule
         self._controls = controls
         self._intake = intake
-        self._queue: deque[Incoming | MachineProgress | MachineGroups] = deque()
+        self._queue: deque[Incoming | Folded] = deque()
         self._wake_at: Seconds | None = None
         self._act: Act | None = None
 
-    def post(self, incoming: Incoming | MachineProgress | MachineGroups) -> None:
+    def post(self, incoming: Incoming | Folded) -> None:
         """Give it an event, or what intake.py makes one of."""
         self._queue.append(incoming)
         self._plan(self._schedule.now)
@@ -117,17 +117,13 @@ class Loop:
             taken = self._queue.popleft()
             if isinstance(taken, Incoming):
                 return taken
-            fact = (
-                self._intake.groups(taken)
-                if isinstance(taken, MachineGroups)
-                else self._intake.report(taken, now)
-            )
+            fact = self._intake.take(taken, now)
             if fact is not None:
                 return Incoming(fact)
         due, folding = self.core.next_deadline(), self._intake.next_deadline()
         if due is not None and due <= now:
             return Incoming(TimerFired())
-        progress = self._intake.due(now)
+        progress = self._intake.next_fact(now)
         if progress is not None:
             return Incoming(progress)
         for moment in (due, folding):

@@ -65,13 +65,15 @@ class Heartbeat(msgspec.Struct, kw_only=True):
     saved_step: int = -1
     """Newest step whose slot in shared memory is committed."""
     flops_per_s: float = float("nan")
+    bad_step: int = -1
+    """First step of this generation whose loss was not finite."""
 
 
 def pack(beat: Heartbeat) -> bytes:
     """The slot's body; the sequence numbers around it are SlotWriter's."""
     return _BODY.pack(
         MAGIC,
-        0,
+        beat.bad_step + 1,
         beat.generation,
         beat.rank,
         beat.pid,
@@ -113,6 +115,7 @@ def unpack(slot: bytes) -> Heartbeat | None:
         tokens_per_s=fields[13],
         saved_step=fields[14] - 1,
         flops_per_s=fields[15],
+        bad_step=fields[1] - 1,
     )
 
 

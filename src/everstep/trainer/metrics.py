@@ -17,6 +17,10 @@ class Scalar:
 
     def __init__(self) -> None:
         self.value = NAN
+        self.known = False
+        """Whether `value` was ever reported: until then NaN means that nobody knows."""
+        self.late = False
+        """It comes from the device, and is of the step before."""
         self._coming: tuple[Any, Any] | None = None
 
     def offer(self, number: Any) -> None:
@@ -28,6 +32,7 @@ class Scalar:
         else:
             detach = getattr(number, "detach", None)  # of a tensor: float() of a graph warns
             self.value = float(number if detach is None else detach())
+            self.known = True
 
     def poll(self) -> float:
         """The newest value that has arrived."""
@@ -35,6 +40,7 @@ class Scalar:
             event, host = self._coming
             if event.query():
                 self.value = float(host)
+                self.known = self.late = True
                 self._coming = None
         return self.value
 

@@ -7,10 +7,11 @@ process that the agent watches.
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 
-from everstep.model import Step
+from everstep.model import NO_STEP, Step
 from everstep.trainer.context import AttachContext
 from everstep.trainer.heartbeat import SLOT_BYTES, Heartbeat, Phase, SlotWriter, unpack
 from everstep.trainer.metrics import Metrics
@@ -39,6 +40,8 @@ class Pulse:
         beat.step = step
         beat.at_ns = now_ns
         beat.loss = metrics.loss.poll()
+        if beat.bad_step == NO_STEP and metrics.loss.known and not math.isfinite(beat.loss):
+            beat.bad_step = max(0, step - metrics.loss.late)
         beat.grad_norm = metrics.grad_norm.poll()
         beat.step_s = metrics.step_s
         beat.tokens_per_s = metrics.tokens_per_s

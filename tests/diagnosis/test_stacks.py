@@ -5,8 +5,8 @@ from __future__ import annotations
 from everstep.diagnosis.findings import Site
 from everstep.diagnosis.frames import Frame, Thread, plain, signature
 from everstep.diagnosis.headings import heading_of, heading_of_name
-from everstep.diagnosis.outliers import attempts_of
 from everstep.diagnosis.stacks import placed, read
+from everstep.diagnosis.trainers import attempts_of
 
 SPY = """\
 Process 4410: /opt/venv/bin/python3.11 -u train.py

@@ -9,32 +9,18 @@ machine only if what is wrong stays with it.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from everstep.diagnosis.activity import HIDES, WAITS, Activity, Doing, doing
+from everstep.diagnosis.activity import HIDES, Activity, Doing, doing
 from everstep.diagnosis.findings import Finding, Site, Speaker
 from everstep.diagnosis.frames import Dump, plain
+from everstep.diagnosis.trainers import FEW, Seen, Split, split_of
 from everstep.diagnosis.words import Category, FirstAction, Grade, Role, RootClass
 from everstep.model import Rank, Value
 
-FEW = 0.25
-"""More holders than this share of the processes are no outliers, whatever they do."""
-_LAUNCHERS = (
-    "torch/distributed/elastic/",
-    "torch/distributed/run.py",
-    "torch/distributed/launcher/",
-)
-_ASSISTANTS = (
-    "resource_tracker",
-    "forkserver",
-    "compile_worker",
-    "wandb-core",
-    "wandb-service",
-    "pt_data_",
-)
 _ROOTS = {
     Activity.LOCK: RootClass.USER_CODE,
     Activity.GIL: RootClass.USER_CODE,
@@ -56,28 +42,6 @@ below Python, perhaps for the others."""
 _OUTSIDE = frozenset({Activity.STORAGE, Activity.REMOTE})
 
 
-class Seen(Value, frozen=True, kw_only=True):
-    """One trainer's process in one attempt."""
-
-    dump: Dump
-    doing: Doing
-    moved: bool | None = None
-    """Whether its stack differed between two dumps; None if there is one only."""
-    workers: tuple[Dump, ...] = ()
-
-    @property
-    def name(self) -> str:
-        """As a sentence names it."""
-        if self.dump.rank is not None:
-            return f"rank {self.dump.rank}"
-        return f"process {self.dump.pid}" if self.dump.pid is not None else "one process"
-
-    @property
-    def machine(self) -> str:
-        """Its machine, or the file it stands in, which is one machine's if it has many."""
-        return self.dump.machine or self.dump.place.file
-
-
 class _Take(Value, frozen=True, kw_only=True):
     """How a split is to be taken."""
 
@@ -88,26 +52,13 @@ class _Take(Value, frozen=True, kw_only=True):
     undecided: str = ""
 
 
-class Split(Value, frozen=True, kw_only=True):
-    """How the processes of one attempt divide."""
-
-    seen: tuple[Seen, ...]
-    waiting: tuple[Seen, ...]
-    holders: tuple[Seen, ...]
-
-    @property
-    def few(self) -> bool:
-        """Whether the holders are few enough to be outliers."""
-        return 0 < len(self.holders) <= max(1, int(FEW * len(self.seen))) < len(self.seen)
-
-
 def analyse(attempts: Sequence[Sequence[Dump]], site: Site) -> list[Finding]:
     """What the dumps of all attempts tell: one root, the others confirm it.
 
     `attempts` are in the order of time. Without two processes that can be compared a finding says
     what the one does and accuses nobody.
     """
-    splits = [_split(dumps) for dumps in attempts]
+    splits = [split_of(dumps) for dumps in attempts]
     findings = []
     for at, split in enumerate(splits):
         if split.seen and (found := _judge(split, site, at)) is not None:
@@ -121,92 +72,6 @@ def analyse(attempts: Sequence[Sequence[Dump]], site: Site) -> list[Finding]:
 def _witness(finding: Finding) -> Finding:
     """An earlier attempt's: the last word has the newest, or the history of all."""
     return msgspec.structs.replace(finding, role=Role.CONFIRM)
-
-
-def attempts_of(dumps: Iterable[Dump]) -> list[list[Dump]]:
-    """Dumps by run of the job: the same rank under another pid or elsewhere is a new run."""
-    runs: list[list[Dump]] = []
-    owners: list[dict[Rank, tuple[str | None, int | None]]] = []
-    last: dict[str, int] = {}
-    for dump in dumps:
-        rank, who = dump.rank, (dump.machine, dump.pid)
-        at = last.get(dump.place.file, 0)
-        if rank is not None and not dump.child:
-            while at < len(runs) and owners[at].get(rank, who) != who:
-                at += 1
-        if at == len(runs):
-            runs.append([])
-            owners.append({})
-        if rank is not None and not dump.child:
-            owners[at][rank] = who
-        runs[at].append(dump)
-        last[dump.place.file] = at
-    return runs
-
-
-# Who does what
-
-
-def _split(dumps: Sequence[Dump]) -> Split:
-    seen = tuple(_trainers(dumps))
-    waiting = [each for each in seen if each.doing.activity in WAITS]
-    hidden: dict[tuple[Activity, str], list[Seen]] = defaultdict(list)
-    holders = []
-    for each in seen:
-        if each.doing.activity in HIDES:
-            hidden[each.doing.activity, each.doing.at or each.doing.call].append(each)
-        elif each not in waiting:
-            holders.append(each)
-    for group in hidden.values():
-        # The same place on many ranks is a collective that the dump does not show.
-        alike = len(group) > 1 and len(group) > FEW * len(seen)
-        (waiting if alike or not (waiting or holders) else holders).extend(group)
-    return Split(seen=seen, waiting=tuple(waiting), holders=tuple(holders))
-
-
-def _trainers(dumps: Sequence[Dump]) -> Iterable[Seen]:
-    """One for each process that trains, from its last dump, with the processes that help it."""
-    samples: dict[tuple[object, ...], list[Dump]] = {}
-    workers: dict[tuple[object, ...], list[Dump]] = defaultdict(list)
-    owner: tuple[object, ...] = ()
-    for dump in dumps:
-        if _launches(dump):
-            continue
-        if dump.child or _assists(dump):
-            workers[owner].append(dump)
-            continue
-        owner = (dump.rank, dump.machine, dump.pid, dump.place.file if dump.rank is None else "")
-        if dump.pid is None and dump.rank is None:
-            owner = (*owner, len(samples))
-        samples.setdefault(owner, []).append(dump)
-    for key, group in samples.items():
-        stacks = [dump for dump in group if dump.threads] or group
-        last = msgspec.structs.replace(
-            stacks[-1],
-            state=next((dump.state for dump in group if dump.state), ""),
-            kernel=next((dump.kernel for dump in group if dump.kernel), ()),
-        )
-        yield Seen(
-            dump=last,
-            doing=doing(last),
-            moved=len({_exact(dump) for dump in stacks}) > 1 if len(stacks) > 1 else None,
-            workers=tuple(workers[key]),
-        )
-
-
-def _exact(dump: Dump) -> tuple[tuple[str, int], ...]:
-    main = dump.main
-    return tuple((frame.name, frame.line) for frame in main.frames) if main else ()
-
-
-def _launches(dump: Dump) -> bool:
-    frames = dump.main.frames if dump.main is not None else ()
-    return any(part in frame.file for frame in frames[:8] for part in _LAUNCHERS)
-
-
-def _assists(dump: Dump) -> bool:
-    names = {plain(frame.name) for thread in dump.threads for frame in thread.frames}
-    return "_worker_loop" in names or any(word in dump.command for word in _ASSISTANTS)
 
 
 # What that means

@@ -15,7 +15,8 @@ import msgspec
 from everstep.diagnosis.findings import Finding, Place, Site
 from everstep.diagnosis.frames import Dump, Frame, Thread
 from everstep.diagnosis.headings import Heading, heading_of, heading_of_name, number_of_name
-from everstep.diagnosis.outliers import analyse, attempts_of
+from everstep.diagnosis.outliers import analyse
+from everstep.diagnosis.trainers import attempts_of
 from everstep.model import Rank
 
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")

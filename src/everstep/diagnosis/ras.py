@@ -20,6 +20,7 @@ from everstep.model import Rank, Value
 
 FEW = 0.25
 """More ranks than this share of a communicator are no outliers in it."""
+_STATES = "status"
 _START = re.compile(r"^NCCL version \S+ compiled with CUDA|^Job summary\s*$")
 _COMM = re.compile(r"^#(\d+-\d+) \((\w+)\) (\w+)")
 _OPS = re.compile(r"Communicator ranks have different (\w+) operation counts")
@@ -84,6 +85,8 @@ def read(text: str, file: str) -> list[Query] | None:
     """All answers that a text holds, in its order; None if it holds none."""
     if text.lstrip()[:1] in {"{", "["}:
         return _from_json(text, file)
+    if "Job summary" not in text and "Communicators..." not in text and not _EVENT.search(text):
+        return None
     starts: list[int] = []
     lines = text.splitlines()
     for number, line in enumerate(lines):
@@ -133,7 +136,7 @@ def _further(comm: Comm, line: str) -> Comm:
     if match := _OPS.search(line):
         op = match.group(1)
     elif _STATUS.search(line):
-        op = "status"
+        op = _STATES
     elif match := _MANY.match(line):
         counts = (*counts, Count(operation=int(match.group(2) or 0), ranks=int(match.group(1))))
     elif match := _ONE.match(line):
@@ -145,6 +148,8 @@ def _further(comm: Comm, line: str) -> Comm:
         rank, pid, node = match.groups()
         listed = (*last.listed, Member(rank=Rank(int(rank)), node=node, pid=int(pid)))
         counts = (*counts[:-1], Count(operation=last.operation, ranks=last.ranks, listed=listed))
+    elif match := _LISTED.match(line):
+        missing = (*missing, Rank(int(match.group(1))))
     elif match := _MISSING.match(line):
         missing = tuple(Rank(int(number)) for number in re.findall(r"\d+", match.group(1)))
     return Comm(name=comm.name, op=op, counts=counts, missing=missing)
@@ -250,10 +255,24 @@ def _judge(queries: Sequence[Query], site: Site) -> _Take | None:
             root=RootClass.NONE,
             action=FirstAction.NONE,
         )
-    uneven = [comm for comm in last.comms if len(comm.counts) > 1]
+    uneven = [comm for comm in last.comms if len(comm.counts) > 1 and comm.op != _STATES]
     if not uneven:
-        return _even(last) if last.ok else None
+        return _states(last) or (_even(last) if last.ok else None)
     return _behind(uneven, len(queries), site)
+
+
+def _states(query: Query) -> _Take | None:
+    """Ranks of one communicator in different states: some have given up already."""
+    comm = next((comm for comm in query.comms if comm.op == _STATES), None)
+    if comm is None:
+        return None
+    parts = " and ".join(str(count.ranks) for count in comm.counts)
+    return _Take(
+        rule="ras.states",
+        why=f"{parts} ranks of communicator {comm.name} are in different states: some gave up"
+        " before the others, which names no first",
+        undecided="the logs of the ranks that gave up: their first error",
+    )
 
 
 def _gone(query: Query, site: Site) -> _Take:

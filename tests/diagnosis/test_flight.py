@@ -146,3 +146,8 @@ def test_stacks_say_more_than_records() -> None:
     assert first.accused_ranks == (1,)
     assert [(each.rule, each.role) for each in others] == [("flight.late", "confirm")]
     assert Flight().findings(Site()) == []
+
+
+def test_records_may_stand_one_on_each_line() -> None:
+    lines = [json.dumps({"rank": r, "version": "2.4", "entries": [_entry(1)]}) for r in (0, 1)]
+    assert [r.rank for r in read("\n".join(lines).encode(), "all.jsonl") or []] == [0, 1]

@@ -121,3 +121,9 @@ def test_main_threads_in_a_row_share_the_stack_below_them() -> None:
 def test_a_count_above_a_stack_stands_for_as_many_processes() -> None:
     text = '6 processes are in:\n\nThread 11 (active): "MainThread"\n    wait (a.py:1)\n'
     assert len(read(text, "notes.txt") or []) == 6
+
+
+def test_a_log_that_begins_with_json_may_have_a_dump_in_it() -> None:
+    text = '{"step": 1}\nTimeout (0:05:00)!\nThread 0x00007f3b1c7fe640 (most recent call first):\n'
+    dumps = read(text + '  File "a.py", line 3 in wait\n', "rank-2.log") or []
+    assert [dump.rank for dump in dumps] == [2]

@@ -9,7 +9,6 @@ collective_seq_id here are three counts, so nothing is compared across sources.
 from __future__ import annotations
 
 import io
-import json
 import pickle
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ from everstep.diagnosis.findings import Finding, Place, Site
 from everstep.diagnosis.frames import Frame
 from everstep.diagnosis.hangs import finding_of, history
 from everstep.diagnosis.headings import heading_of, heading_of_name, last_number_of_name
+from everstep.diagnosis.jsontext import documents
 from everstep.diagnosis.standing import Call, Peer, Standing, State, standstill
 from everstep.model import Rank, Value
 
@@ -67,7 +67,7 @@ def _value(data: bytes) -> Any:
     start = data[:200].lstrip()[:1]
     try:
         if start in {b"{", b"["}:
-            return json.loads(data)
+            return list(documents(data.decode("utf-8", errors="replace")))
         if data[:1] == b"\x80" and len(data) <= _MANY:
             return _Plain(io.BytesIO(data)).load()
     except (ValueError, pickle.UnpicklingError, EOFError, IndexError, KeyError, TypeError):

@@ -8,13 +8,13 @@ here that accuses.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
 from everstep.diagnosis.findings import Finding, Place, Site
+from everstep.diagnosis.jsontext import documents
 from everstep.diagnosis.words import Category, FirstAction, Grade, Role, RootClass
 from everstep.model import Rank, Value
 
@@ -83,8 +83,8 @@ class Query(Value, frozen=True, kw_only=True):
 
 def read(text: str, file: str) -> list[Query] | None:
     """All answers that a text holds, in its order; None if it holds none."""
-    if text.lstrip()[:1] in {"{", "["}:
-        return _from_json(text, file)
+    if (answers := _from_json(text, file)) is not None:
+        return answers
     if "Job summary" not in text and "Communicators..." not in text and not _EVENT.search(text):
         return None
     starts: list[int] = []
@@ -156,15 +156,12 @@ def _further(comm: Comm, line: str) -> Comm:
 
 
 def _from_json(text: str, file: str) -> list[Query] | None:
-    decoder, at, queries = json.JSONDecoder(), 0, []
-    while (at := len(text) - len(text[at:].lstrip(" \t\r\n,"))) < len(text):
-        try:
-            value, at = decoder.raw_decode(text, at)
-        except ValueError:
-            break
-        answers = value if isinstance(value, list) else [value]
-        queries += [_query_of(a, file) for a in answers if _is_answer(a)]
-    return queries or None
+    answers = [
+        answer
+        for value in documents(text)
+        for answer in (value if isinstance(value, list) else [value])
+    ]
+    return [_query_of(answer, file) for answer in answers if _is_answer(answer)] or None
 
 
 def _is_answer(value: Any) -> bool:

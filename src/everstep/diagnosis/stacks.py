@@ -5,7 +5,6 @@ The command and the agents hand every text in; what is not a dump is None. outli
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -15,6 +14,7 @@ import msgspec
 from everstep.diagnosis.findings import Finding, Place, Site
 from everstep.diagnosis.frames import Dump, Frame, Thread
 from everstep.diagnosis.headings import Heading, heading_of, heading_of_name, number_of_name
+from everstep.diagnosis.jsontext import documents
 from everstep.diagnosis.outliers import analyse
 from everstep.diagnosis.trainers import attempts_of
 from everstep.model import Rank
@@ -62,8 +62,7 @@ def read(text: str, file: str) -> list[Dump] | None:
     """
     if not any(mark in text for mark in _MARKS):
         return None
-    documents = list(_documents(text))
-    dumps = _from_json(documents, file) if documents else _Reader(file).all(text)
+    dumps = _from_json(list(documents(text)), file) or _Reader(file).all(text)
     return _named(dumps, file) or None
 
 
@@ -89,30 +88,11 @@ def _named(dumps: list[Dump], file: str) -> list[Dump]:
 # JSON
 
 
-def _documents(text: str) -> Iterator[Any]:
-    """The JSON values of a text that consists of nothing else."""
-    decoder = json.JSONDecoder()
-    at = _skip(text, 0)
-    while at < len(text) and text[at] in "[{":
-        try:
-            value, at = decoder.raw_decode(text, at)
-        except ValueError:
-            return
-        yield value
-        at = _skip(text, at)
-
-
-def _skip(text: str, at: int) -> int:
-    while at < len(text) and text[at] in " \t\r\n,":
-        at += 1
-    return at
-
-
-def _from_json(documents: list[Any], file: str) -> list[Dump]:
+def _from_json(values: list[Any], file: str) -> list[Dump]:
     dumps: dict[tuple[object, ...], list[dict[str, Any]]] = {}
     labels: dict[tuple[object, ...], Heading] = {}
-    for number, document in enumerate(documents):
-        for label, thread in _threads_in(document, Heading()):
+    for number, value in enumerate(values):
+        for label, thread in _threads_in(value, Heading()):
             key = (number, thread.get("pid"), label.rank, label.machine)
             dumps.setdefault(key, []).append(thread)
             labels[key] = label

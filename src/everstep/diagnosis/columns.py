@@ -22,6 +22,7 @@ COLUMNS_MAX = 4096
 LINE_MAX = 100_000
 """A longer line is no row of a table."""
 _NAME = re.compile(r"[A-Za-z_#][\w ./%()@:\[\]-]*$")
+_PHASE = re.compile(r"(?i)^(?:fwd|bwd|fwd_bwd|forward|backward|compute)[ _](?:time|ms|s|sec)")
 _EVALUATION = re.compile(r"(?i)(?:^|[/_. -])(?:val|valid|validation|eval|test)(?:$|[/_. -])")
 
 
@@ -52,8 +53,11 @@ class Table:
         self._skips_fell = False
 
     @classmethod
-    def of(cls, header: str) -> Table | None:
-        """The table that this line is the header of; None if it is none that is understood."""
+    def of(cls, header: str, file: str = "") -> Table | None:
+        """The table that this line is the header of; None if it is none that is understood.
+
+        TensorBoard's export has one column "Value", of what the name of the file says.
+        """
         text = header.strip().lstrip("\ufeff#").strip()
         if len(text) > LINE_MAX or not text.replace("\t", " ").isprintable():
             return None
@@ -63,6 +67,8 @@ class Table:
                 continue
             if not all(_NAME.match(name) for name in names):
                 continue
+            if "value" in {name.lower() for name in names}:
+                names = [_called(file) if name.lower() == "value" else name for name in names]
             table = cls(names, delimiter)
             if table.understood:
                 return table
@@ -72,7 +78,7 @@ class Table:
     def understood(self) -> bool:
         """Whether it is a series of training, or a comparison of ranks or hosts."""
         fields = {meaning.field for meaning in self._meanings if meaning is not None}
-        told = bool(fields & set(TOLD))
+        told = bool(fields & set(TOLD)) or any(_PHASE.search(name) for name in self.names)
         return bool("step" in fields and told) or bool(fields & {"rank", "host"}) or self.wide
 
     @property
@@ -169,6 +175,22 @@ def _cells(text: str, delimiter: str | None) -> list[str]:
     if delimiter == "|" and cells and not cells[0] and not cells[-1]:
         cells = cells[1:-1]
     return cells
+
+
+def _called(file: str) -> str:
+    """What a file's name says that its values are."""
+    words = (
+        ("grad", "grad_norm"),
+        ("loss", "loss"),
+        ("mfu", "mfu"),
+        ("tflop", "tflops"),
+        ("tokens", "tokens_per_s"),
+        ("throughput", "tokens_per_s"),
+        ("time", "step_time"),
+    )
+    name = file.rsplit("/", 1)[-1].lower()
+    evaluated = _EVALUATION.search(name)
+    return next((to for word, to in words if word in name and not evaluated), "value")
 
 
 def _numeric(cell: str) -> float | None:

@@ -36,6 +36,7 @@ MEANINGS: dict[str, Meaning] = {
         "loss lm_loss train_loss training_loss train_loss_step loss_step step_loss batch_loss"
         " reduced_train_loss global_avg_loss avg_loss mean_loss loss_mean loss_avg ce_loss nll_loss"
         " loss_train_total train_loss_train_total loss_metrics_global_avg_loss policy_loss"
+        " loss_train"
         " train_crossentropyloss train_cross_entropy_loss actor_pg_loss actor_loss sft_loss",
     ),
     **_names("loss", "total_loss train_total_loss running_loss", rank=1),
@@ -120,5 +121,6 @@ _OTHER = re.compile(r"[^a-z0-9]+")
 def meaning_of(name: str) -> Meaning | None:
     """What a printed name means; None if it is nothing that is read."""
     lower = name.lower()
+    lower = lower.rsplit(" - ", 1)[-1]  # Weights & Biases: "run name - train/loss"
     flat = ("_" if lower.startswith("_") else "") + _OTHER.sub("_", lower).strip("_")
     return MEANINGS.get(flat)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from everstep.diagnosis.columns import Row
-from everstep.diagnosis.findings import Finding, Place, Site
+from everstep.diagnosis.findings import NOBODY, Finding, Place, Site, Speaker
 from everstep.diagnosis.metric_names import meaning_of
 from everstep.diagnosis.progress import number
 from everstep.diagnosis.words import Category, FirstAction, Grade, Role, RootClass
@@ -48,6 +48,14 @@ _RANK_TIME = re.compile(r"^\s+rank\s+(\d+): ([\d.]+)\s*$")
 _EXTREMES = re.compile(
     r"M(?P<end>[nx])(?P<what>Rtt|E[Tt]pt)/Rnk: (?P<value>[\d.]+)\w*/(?P<rank>\d+)"
 )
+_STEP = re.compile(r"(?i)\b(?:step|iter|iteration)[ =:]+(\d+)")
+_OWN_RANK = re.compile(r"(?i)\brank[ =:]?(\d+)")
+_PHASE = re.compile(
+    r"(?i)\b(?P<name>fwd|bwd|fwd_bwd|forward|backward|compute|data|optim(?:izer)?)"
+    r"(?:[_ ]?time)?(?:[_ ]?ms)?[=: ]+(?P<value>[\d.]+)\s?(?:ms|s)?\b"
+)
+_FILE_RANK = re.compile(r"(?i)(?:^|[^a-z])(?:global_?)?rank[-_]?(\d+)")
+_FILE_HOST = re.compile(r"(?i)((?:node|host|worker|gpu|dgx|hgx)[-_]?[a-z]?\d+)")
 _SCORE = re.compile(r"Rank=(\d+) Node=(\S+) Score=([\d.]+)")
 _PART = re.compile(r"(?i)(?:local_?rank|gpu(?:_?(?:id|index))?|device|index)")
 _UNIT_COLUMN = re.compile(r"(?P<kind>rank|node|host|gpu)[-_ ]?(?P<number>\d+)", re.IGNORECASE)
@@ -88,8 +96,10 @@ class PeerReader:
         self._timer = ""
         self._in_table = False
 
-    def line(self, text: str, line: int) -> list[Reading]:
-        """Megatron's timers of all ranks, its straggler detector, NVRx's scores."""
+    def line(self, text: str, line: int, speaker: Speaker = NOBODY) -> list[Reading]:
+        """Megatron's timers of all ranks, its straggler detector, NVRx's scores, and the times that
+        a rank prints of its own phases.
+        """
         if _ALL_RANKS.match(text):
             self._round += 1
             self._in_table = True
@@ -108,9 +118,27 @@ class PeerReader:
             self._round += 1
         if "/Rnk:" in text:
             return self._extremes(text, line)
-        return [
+        scores = [
             self._reading("score", score[3], line, rank=int(score[1]), host=score[2])
             for score in _SCORE.finditer(text)
+        ]
+        return scores or self._phases(text, line, speaker)
+
+    def _phases(self, text: str, line: int, speaker: Speaker) -> list[Reading]:
+        step, own = _STEP.search(text), _OWN_RANK.search(text)
+        rank = Rank(int(own[1])) if own is not None else speaker.rank
+        if step is None or (rank is None and speaker.machine is None):
+            return []
+        return [
+            Reading(
+                column=f"{phase['name']}_time",
+                value=number(phase["value"]),
+                round=int(step[1]),
+                rank=rank,
+                host=speaker.machine,
+                line=line,
+            )
+            for phase in _PHASE.finditer(text)
         ]
 
     def row(self, row: Row, units: Sequence[str]) -> list[Reading]:
@@ -174,6 +202,20 @@ class PeerReader:
             host=host,
             line=line,
         )
+
+
+def unit_of(file: str, site: Site) -> tuple[Rank | None, str | None]:
+    """Whose file it is, if its name says so."""
+    name = file.rsplit("/", 1)[-1]
+    rank = _FILE_RANK.search(name)
+    if rank is not None:
+        return Rank(int(rank[1])), None
+    stem = re.split(r"\.(?:csv|tsv|jsonl?|log|txt|out|gz)\b", name)[0]
+    hosts = [host for host in site.hosts if host == stem or host in re.split(r"[._]", stem)]
+    if hosts:
+        return None, hosts[0]
+    host = _FILE_HOST.search(stem)
+    return None, host[1] if host is not None else None
 
 
 def orientation(column: str) -> int:

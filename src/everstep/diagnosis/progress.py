@@ -104,6 +104,7 @@ _SPLIT = re.compile(r"[\"'](?:val|valid|validation|eval|test|dev)[\"']", re.IGNO
 _SUMMARY = re.compile(r"train_runtime|\bsummary\b|\baverage over\b", re.IGNORECASE)
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _WHEN = re.compile(r"(\d{4})[-/](\d\d)[-/](\d\d)[ T_](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,6}))?")
+_NULL = re.compile(r"[\"'](?:train[/_])?loss[\"']\s*:\s*(?:null|None)")
 _HOST = re.compile(r"(?<![\w/])(?:host|hostname|node)[\"']?\s*[:=]\s*[\"']?([A-Za-z][\w.-]*)")
 _WORDS = frozenset(
     {"a", "and", "at", "average", "avg", "current", "for", "global", "in", "info", "mean", "now"}
@@ -278,12 +279,8 @@ class Reader:
         step = values.get("step", NAN)
         if not 0 <= step < 1e12 or values.keys().isdisjoint(TOLD):
             return []
-        if values.keys().isdisjoint(set(TOLD) - {"step_s", "samples_per_s"}) and form == "pairs":
-            form = "speed"
-        elif form == "pairs" and "consumed samples" in text:
-            form = "megatron"
-        elif form == "pairs" and "loss" not in values and "skipped=" in text:
-            form = "deepspeed"
+        if form == "pairs":
+            form = _form_of(values, text)
         self._step = int(step)
         sample = sample_of(values, form=form, line=line)
         skipped = self._skipped(values.get("skipped"), text)
@@ -298,6 +295,16 @@ class Reader:
         before = self._counters.get("skipped", counter if counter > self._step + 1 else 0.0)
         self._counters["skipped"] = counter
         return int(counter - before if counter >= before else counter)
+
+
+def _form_of(values: dict[str, float], text: str) -> str:
+    """Which of the formats that are read alike it is: one that never says a loss misses none."""
+    if "consumed samples" in text:
+        return "megatron"
+    if "loss" not in values and "skipped=" in text:
+        return "deepspeed"
+    only_speed = values.keys().isdisjoint(set(TOLD) - {"step_s", "samples_per_s"})
+    return "speed" if only_speed and not _NULL.search(text) else "pairs"
 
 
 def _host(text: str) -> str | None:

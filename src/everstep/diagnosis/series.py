@@ -19,7 +19,7 @@ from everstep.diagnosis.abnormal import Kind, Limits, Signal
 from everstep.diagnosis.columns import Table
 from everstep.diagnosis.findings import NOBODY, Finding, Place, Site, Speaker
 from everstep.diagnosis.levels import blocks, is_ramp
-from everstep.diagnosis.peers import READINGS_MAX, PeerReader, Reading, compare
+from everstep.diagnosis.peers import READINGS_MAX, PeerReader, Reading, compare, unit_of
 from everstep.diagnosis.progress import Pattern, Reader
 from everstep.diagnosis.sample import Sample
 from everstep.diagnosis.signals import Judge
@@ -74,7 +74,7 @@ class Collector:
         """
         known = self._files.get(file)
         if known is None:
-            known = self._files[file] = _File(self._patterns)
+            known = self._files[file] = _File(file, self._patterns)
         known.line(text, line, speaker, attempt)
 
     def is_table(self, file: str) -> bool:
@@ -84,16 +84,26 @@ class Collector:
 
     def findings(self, site: Site) -> list[Finding]:
         """What all that was collected says."""
+        named: list[Reading] = []
         found: list[Finding] = []
         for name, file in self._files.items():
-            found += file.findings(site, name)
+            readings = file.readings(site)
+            if unit_of(name, site) == (None, None):
+                found += compare(readings, site, name)
+            else:
+                named += readings
+        found += compare(named, site, "")
+        for file in self._files.values():
+            found += file.findings()
         return found
 
 
 class _File:
     """One text: a log, or a table."""
 
-    def __init__(self, patterns: tuple[Pattern, ...]) -> None:
+    def __init__(self, name: str, patterns: tuple[Pattern, ...]) -> None:
+        self._name = name
+        self._unit = unit_of(name, Site())
         self.table: Table | None = None
         self._seen = 0
         self._reader = Reader(patterns)
@@ -104,7 +114,7 @@ class _File:
     def line(self, text: str, line: int, speaker: Speaker, attempt: int | None) -> None:
         self._seen += 1
         if self.table is None and self._seen <= HEADER_WITHIN and not self._samples:
-            self.table = Table.of(text)
+            self.table = Table.of(text, self._name)
             if self.table is not None:
                 return
         if self.table is not None:
@@ -112,11 +122,13 @@ class _File:
             if row is not None:
                 self._take(row.sample, speaker, attempt)
                 units = self.table.units if self.table.wide else ()
+                if row.rank is None and row.host is None:
+                    row = replace(row, rank=self._unit[0], host=self._unit[1])
                 self._readings.extend(self._peers.row(row, units))
                 return
         for sample in self._reader.read(text, line):
             self._take(sample, speaker, attempt)
-        self._readings.extend(self._peers.line(text, line))
+        self._readings.extend(self._peers.line(text, line, speaker))
 
     def _take(self, sample: Sample | None, speaker: Speaker, attempt: int | None) -> None:
         if sample is None:
@@ -130,15 +142,28 @@ class _File:
             changes["attempt"] = attempt
         self._samples.append(replace(sample, **changes) if changes else sample)
 
-    def findings(self, site: Site, name: str) -> list[Finding]:
+    def readings(self, site: Site) -> list[Reading]:
+        """Of ranks and hosts; a file that is named after one is all its own."""
+        rank, host = unit_of(self._name, site)
+        found = list(self._readings) + _readings_of(self._samples, rank, host)
+        if rank is None and host is None:
+            return found
+        return [
+            reading
+            if reading.rank is not None or reading.host is not None
+            else replace(reading, rank=rank, host=host)
+            for reading in found
+        ]
+
+    def findings(self) -> list[Finding]:
         for sample in self._reader.end():
             self._samples.append(sample)
-        readings = list(self._readings) + _readings_of(self._samples)
-        return compare(readings, site, name) + analyse(list(self._samples), site, name)
+        return analyse(list(self._samples), self._name)
 
 
-def _readings_of(samples: Iterable[Sample]) -> list[Reading]:
+def _readings_of(samples: Iterable[Sample], rank: Rank | None, host: str | None) -> list[Reading]:
     """Step times that each rank or host reports for itself."""
+    named = rank is not None or host is not None
     return [
         Reading(
             column="step_s",
@@ -151,18 +176,17 @@ def _readings_of(samples: Iterable[Sample]) -> list[Reading]:
         )
         for sample in samples
         if sample.step_s is not None
-        and sample.form not in ("table", "dict", "bar")
-        and (sample.rank is not None or sample.host is not None)
+        and (sample.form not in ("table", "dict", "bar") or named)
+        and (sample.rank is not None or sample.host is not None or named)
     ]
 
 
-def analyse(samples: Sequence[Sample], site: Site, file: str = "") -> list[Finding]:
+def analyse(samples: Sequence[Sample], file: str = "") -> list[Finding]:
     """Findings about one text's samples; one that says "nothing unusual" if that is so.
 
     Several ranks may print into it: the one that says most is judged, of the others only values
     that are not finite count.
     """
-    del site
     streams = _streams(samples)
     if not streams:
         return []
@@ -310,6 +334,10 @@ class _Story:
         ]
         if not over and (not left or self._searched(left)):
             return []
+        lost = (Kind.NOT_FINITE, Kind.MISSING)
+        rerun = [s for s in over if s.of in lost and s.step <= s.first_bad]
+        if rerun:
+            return [self._not_again(rerun[-1])]
         if over:
             worst = max(over, key=lambda s: (s.of in (Kind.NOT_FINITE, Kind.MISSING), s.lasted))
             why, line = worst.why, worst.line
@@ -328,6 +356,21 @@ class _Story:
                 **_PASSED,
             )
         ]
+
+    def _not_again(self, signal: Signal) -> Finding:
+        """Bad to the end of a run, and finite when the same steps were done again."""
+        why = (
+            f"{signal.metric} was not finite from step {signal.first_bad} on, and was finite there"
+            " when the steps were done again: not data or code alone"
+        )
+        return replace(
+            _NUMERIC,
+            rule="series.not_again",
+            action=FirstAction.STOP_TIME_CHECK,
+            why=why,
+            place=_place(self._file, signal.line, why),
+            undecided="whether machines, data order or configuration changed in between",
+        )
 
     def _searched(self, left: list[Sample]) -> bool:
         """At the start only, and of the gradients only: the loss scaler's search."""

@@ -17,6 +17,9 @@ from everstep.diagnosis.abnormal import Kind, Limits, Signal
 from everstep.diagnosis.levels import Level, Pace
 from everstep.diagnosis.sample import Sample
 
+SEARCHED_FROM = 1024.0
+"""A loss scale that was as high and is at 1 has left out updates, also if nobody counts them."""
+
 
 class Judge:
     """One stream of samples in the order of training. handle() says what changed."""
@@ -129,7 +132,8 @@ class Judge:
         elif sample.form != "overflow" and sample.loss is not None:
             self._skips = 0
             self._told_scale = False
-        at_floor = scale is not None and scale <= 1 < self._highest_scale and self._skips > 0
+        fell = self._skips > 0 or self._highest_scale >= SEARCHED_FROM
+        at_floor = scale is not None and scale <= 1 < self._highest_scale and fell
         if self._told_scale or not (
             self._skips > self._limits.skips or at_floor or sample.at_minimum
         ):
@@ -143,7 +147,7 @@ class Judge:
                 kind=Kind.SCALE,
                 metric="loss_scale",
                 step=sample.step,
-                first_bad=max(0, sample.step - self._skips + 1),
+                first_bad=max(0, sample.step - max(1, self._skips) + 1),
                 value=scale,
                 why=f"{said} and {self._skips} updates in a row were left out"
                 f" by step {sample.step}",

@@ -151,3 +151,9 @@ def test_stacks_say_more_than_records() -> None:
 def test_records_may_stand_one_on_each_line() -> None:
     lines = [json.dumps({"rank": r, "version": "2.4", "entries": [_entry(1)]}) for r in (0, 1)]
     assert [r.rank for r in read("\n".join(lines).encode(), "all.jsonl") or []] == [0, 1]
+
+
+@pytest.mark.parametrize("fields", [{"frames": 3}, {"state": {}}, {"input_dtypes": 1.5}])
+def test_a_record_with_other_types_than_torch_writes_is_declined(fields: dict[str, Any]) -> None:
+    dump = {"version": "2.10", "entries": [_entry(1, **fields)]}
+    assert read(json.dumps(dump).encode(), "rank-0.json") is None

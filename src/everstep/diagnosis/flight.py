@@ -19,7 +19,7 @@ from everstep.diagnosis.findings import Finding, Place, Site
 from everstep.diagnosis.frames import Frame
 from everstep.diagnosis.hangs import finding_of, history
 from everstep.diagnosis.headings import heading_of, heading_of_name, last_number_of_name
-from everstep.diagnosis.jsontext import documents
+from everstep.diagnosis.jsontext import MALFORMED, documents
 from everstep.diagnosis.standing import Call, Peer, Standing, State, standstill
 from everstep.model import Rank, Value
 
@@ -57,10 +57,13 @@ def read(data: bytes, file: str) -> list[Record] | None:
         return None
     named = heading_of_name(file)
     rank = named.rank if named.rank is not None else last_number_of_name(file)
-    return [
-        _record(dump, own if own is not None else (rank if len(found) == 1 else None), file)
-        for own, dump in found
-    ]
+    try:
+        return [
+            _record(dump, own if own is not None else (rank if len(found) == 1 else None), file)
+            for own, dump in found
+        ]
+    except MALFORMED:
+        return None
 
 
 def _value(data: bytes) -> Any:

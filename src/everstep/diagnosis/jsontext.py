@@ -9,6 +9,8 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+MALFORMED = (TypeError, ValueError, AttributeError, KeyError)
+"""What values of other types than a tool writes raise where they are read: then it is no dump."""
 _BETWEEN = " \t\r\n,"
 
 

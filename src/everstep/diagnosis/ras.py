@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Any
 
 from everstep.diagnosis.findings import Finding, Place, Site
-from everstep.diagnosis.jsontext import documents
+from everstep.diagnosis.jsontext import MALFORMED, documents
 from everstep.diagnosis.words import Category, FirstAction, Grade, Role, RootClass
 from everstep.model import Rank, Value
 
@@ -161,7 +161,10 @@ def _from_json(text: str, file: str) -> list[Query] | None:
         for value in documents(text)
         for answer in (value if isinstance(value, list) else [value])
     ]
-    return [_query_of(answer, file) for answer in answers if _is_answer(answer)] or None
+    try:
+        return [_query_of(answer, file) for answer in answers if _is_answer(answer)] or None
+    except MALFORMED:
+        return None
 
 
 def _is_answer(value: Any) -> bool:

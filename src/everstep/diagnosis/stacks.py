@@ -14,7 +14,7 @@ import msgspec
 from everstep.diagnosis.findings import Finding, Place, Site
 from everstep.diagnosis.frames import Dump, Frame, Thread
 from everstep.diagnosis.headings import Heading, heading_of, heading_of_name, number_of_name
-from everstep.diagnosis.jsontext import documents
+from everstep.diagnosis.jsontext import MALFORMED, documents
 from everstep.diagnosis.outliers import analyse
 from everstep.diagnosis.trainers import attempts_of
 from everstep.model import Rank
@@ -62,7 +62,10 @@ def read(text: str, file: str) -> list[Dump] | None:
     """
     if not any(mark in text for mark in _MARKS):
         return None
-    dumps = _from_json(list(documents(text)), file) or _Reader(file).all(text)
+    try:
+        dumps = _from_json(list(documents(text)), file) or _Reader(file).all(text)
+    except MALFORMED:
+        return None
     return _named(dumps, file) or None
 
 

@@ -375,7 +375,7 @@ class Numbers(Value, frozen=True, kw_only=True):
 
 
 class BadNumber(Value, frozen=True, kw_only=True):
-    """A rank whose loss was not finite, at the first step at which it was not."""
+    """A rank, and the first step at which its loss was not finite or not the same as before."""
 
     rank: Rank
     step: Step
@@ -391,6 +391,9 @@ class MachineNumbers(Fact, frozen=True, kw_only=True):
     """Read in its log: the script is not attached."""
     numbers: tuple[Numbers, ...] = ()
     bad: BadNumber | None = None
+    """The first loss of all ranks that was not finite."""
+    differs: BadNumber | None = None
+    """The first loss of all ranks that came out otherwise than when its step was done before."""
 
 
 class OutputLines(Fact, frozen=True, kw_only=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 import pytest
 
 from everstep.core.intake import Intake
@@ -52,6 +53,16 @@ def test_it_is_one_fact_however_many_tell_of_it_until_the_next_generation() -> N
     assert drain(intake, said("m1", bad=(8, 7))) == []
     assert drain(intake, said("m1", *[Numbers(step=Step(9), loss=math.nan)])) == []
     assert len(drain(intake, said("m1", generation=2, bad=(8, 7)))) == 1
+
+
+def test_other_bits_of_a_step_done_again_are_one_fact_in_each_generation() -> None:
+    intake = Intake(machines=2)
+    report = msgspec.structs.replace(
+        said("m0", *healthy(0, 3)), differs=BadNumber(rank=Rank(3), step=Step(2))
+    )
+    (fact,) = drain(intake, report)
+    assert (fact.kind, fact.rank, fact.step) == (Kind.DIFFERS, 3, 2)
+    assert drain(intake, report) == []
 
 
 def test_numbers_of_an_older_generation_say_nothing() -> None:

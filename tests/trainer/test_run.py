@@ -79,6 +79,29 @@ def test_the_first_step_whose_loss_is_not_finite_stays_in_the_heartbeat(here: Su
     assert (here.beat().loss, here.beat().bad_step) == (1.0, 2)
 
 
+def test_a_step_done_again_with_other_bits_is_seen_where_bits_can_be_compared(
+    here: Surroundings,
+) -> None:
+    def train(generation: int, losses: dict[int, float]) -> int:
+        run = here.run(generation)
+        for step in run.steps(start=min(losses), stop=max(losses) + 1):
+            run.report(loss=losses[step])
+        return here.beat().differs_step
+
+    first = {step: 1 / (step + 3) for step in range(8)}
+    assert train(1, first) == -1
+    flipped = first | {7: math.nextafter(first[7], 1.0)}
+    assert train(2, flipped) == -1, "nobody asked for the same bits"
+    torch.use_deterministic_algorithms(mode=True)
+    try:
+        assert train(3, first) == -1, "nothing was kept before"
+        assert train(4, {step: first[step] for step in range(5, 8)}) == -1
+        assert train(5, {step: flipped[step] for step in range(5, 8)}) == 7
+        assert train(6, dict.fromkeys(range(5, 8), 2.0)) == -1, "other data from the start"
+    finally:
+        torch.use_deterministic_algorithms(mode=False)
+
+
 def test_the_identity_in_the_slot_stays_the_one_that_the_agent_watches(here: Surroundings) -> None:
     written = Heartbeat(generation=4, rank=0, pid=77, start_ticks=88)
     SlotWriter(here.shm / "heartbeat", 0).write(written)

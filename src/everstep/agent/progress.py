@@ -96,7 +96,8 @@ class Progress:
         beats = [beat for beat in self.of(generation) if beat.attached]
         if not beats:
             return None
-        bad = min((b for b in beats if b.bad_step != NO_STEP), key=_bad_step, default=None)
+        bad = _first({beat.rank: beat.bad_step for beat in beats})
+        differs = _first({beat.rank: beat.differs_step for beat in beats})
         told = next((beat for beat in beats if not math.isnan(beat.loss)), beats[0])
         new = told.step > self._numbers_of.get(generation, NO_STEP)
         self._numbers_of = {generation: Step(told.step)}
@@ -104,7 +105,8 @@ class Progress:
             generation=generation,
             rank=Rank(told.rank),
             numbers=(_numbers(told),) if new and told.step > NO_STEP else (),
-            bad=None if bad is None else BadNumber(rank=Rank(bad.rank), step=Step(bad.bad_step)),
+            bad=bad,
+            differs=differs,
         )
 
     def pause_s(self, seen: SlotsRead | None, running_for_s: Seconds) -> Seconds:
@@ -115,8 +117,13 @@ class Progress:
         return EVERY_S
 
 
-def _bad_step(beat: Heartbeat) -> int:
-    return beat.bad_step
+def _first(steps: dict[int, int]) -> BadNumber | None:
+    """The rank with the lowest step of those that have one."""
+    known = [(step, rank) for rank, step in steps.items() if step != NO_STEP]
+    if not known:
+        return None
+    step, rank = min(known)
+    return BadNumber(rank=Rank(rank), step=Step(step))
 
 
 def _numbers(beat: Heartbeat) -> Numbers:

@@ -227,7 +227,7 @@ class AgentShell:
         numbers = self._hands.progress.numbers(generation)
         if numbers is None:
             numbers = self._log_numbers.take(generation)
-        if numbers is not None and (numbers.numbers or numbers.bad is not None):
+        if numbers is not None and (numbers.numbers or numbers.bad or numbers.differs):
             self._events.put_nowait(numbers)
 
     def _look_at_groups(self, slots: SlotsRead) -> None:

@@ -50,6 +50,7 @@ from everstep.core.agent_io import (
 )
 from everstep.events import (
     BackupFailed,
+    BadNumber,
     FaultInjected,
     MachineGroups,
     MachineNumbers,
@@ -125,7 +126,7 @@ class AgentCore:
         self._groups: MachineGroups | None = None
         self._numbers: tuple[Numbers, ...] = ()
         self._numbers_told_at: Seconds = float("-inf")
-        self._bad_told: Generation = NO_GENERATION
+        self._bad_told: tuple[Generation, BadNumber | None, BadNumber | None] | None = None
         self._out: list[AgentAction] = []
 
     def handle(self, event: AgentEvent, now: Seconds) -> list[AgentAction]:
@@ -346,12 +347,12 @@ class AgentCore:
         if event.generation != self.generation:
             return
         self._numbers = (*self._numbers, *event.numbers)[-NUMBERS_MAX:]
-        new_bad = event.bad is not None and self._bad_told != event.generation
+        bad = (event.generation, event.bad, event.differs)
+        new_bad = bad != self._bad_told and (event.bad or event.differs) is not None
         due = now - self._numbers_told_at >= REPORT_EVERY_S and bool(self._numbers)
         if not new_bad and not due:
             return
-        if event.bad is not None:
-            self._bad_told = event.generation
+        self._bad_told = bad
         self._numbers_told_at = now
         told, self._numbers = self._numbers, ()
         self._say(
@@ -362,6 +363,7 @@ class AgentCore:
                 logged=event.logged,
                 numbers=told,
                 bad=event.bad,
+                differs=event.differs,
             ),
             str(event.generation),
         )

@@ -114,6 +114,7 @@ class NumbersRead(Fact, frozen=True, kw_only=True):
     logged: bool = False
     numbers: tuple[Numbers, ...] = ()
     bad: BadNumber | None = None
+    differs: BadNumber | None = None
 
 
 class GroupsRead(Fact, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from everstep.diagnosis.abnormal import NUMERIC, Kind, Signal
 from everstep.diagnosis.sample import Sample
 from everstep.diagnosis.signals import Judge
-from everstep.events import MachineNumbers, MetricAbnormal, Numbers
+from everstep.events import BadNumber, MachineNumbers, MetricAbnormal, Numbers
 from everstep.model import NO_GENERATION, Generation, MachineId, Step
 
 TOLD = NUMERIC | {Kind.SLOW, Kind.RAMP}
@@ -25,6 +25,7 @@ class NumbersJudge:
         self._witness: MachineId | None = None
         self._stopped = False
         """Something was told that ends this generation."""
+        self._differed = False
 
     def take(self, report: MachineNumbers) -> list[MetricAbnormal]:
         """What this report shows that was not known; mostly nothing."""
@@ -32,7 +33,7 @@ class NumbersJudge:
             return []
         if report.generation > self._generation:
             self._generation = report.generation
-            self._witness, self._stopped = None, False
+            self._witness, self._stopped, self._differed = None, False, False
             self._judge.restart()
         found = self._bad(report)
         if self._witness is None and any(n.loss is not None for n in report.numbers):
@@ -47,21 +48,19 @@ class NumbersJudge:
         return self._first_only(found)
 
     def _bad(self, report: MachineNumbers) -> list[MetricAbnormal]:
-        bad = report.bad
-        if bad is None or self._stopped:
-            return []
-        return [
-            MetricAbnormal(
-                generation=report.generation,
-                machine=report.machine,
-                rank=bad.rank,
-                kind=Kind.NOT_FINITE,
-                metric="loss",
-                step=bad.step,
-                first_bad=bad.step,
-                why=f"the loss of rank {bad.rank} was not finite at step {bad.step}",
+        found = []
+        if report.bad is not None and not self._stopped:
+            why = f"the loss of rank {report.bad.rank} was not finite at step {report.bad.step}"
+            found.append(_told(report, Kind.NOT_FINITE, report.bad, why))
+        if report.differs is not None and not self._differed:
+            self._differed = True
+            why = (
+                f"step {report.differs.step} was done again under deterministic flags, and the loss"
+                f" of rank {report.differs.rank} has other bits than before, although earlier steps"
+                " had the same: silent corruption, then or now"
             )
-        ]
+            found.append(_told(report, Kind.DIFFERS, report.differs, why))
+        return found
 
     def _abnormal(self, report: MachineNumbers, signal: Signal) -> MetricAbnormal:
         return MetricAbnormal(
@@ -85,6 +84,19 @@ class NumbersJudge:
                 kept.append(each)
             self._stopped = self._stopped or ends
         return kept
+
+
+def _told(report: MachineNumbers, kind: Kind, at: BadNumber, why: str) -> MetricAbnormal:
+    return MetricAbnormal(
+        generation=report.generation,
+        machine=report.machine,
+        rank=at.rank,
+        kind=kind,
+        metric="loss",
+        step=at.step,
+        first_bad=at.step,
+        why=why,
+    )
 
 
 def _sample(numbers: Numbers) -> Sample:

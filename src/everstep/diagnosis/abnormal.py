@@ -59,6 +59,8 @@ class Kind(StrEnum):
     """Speed fell from one level to a lower one."""
     RAMP = "ramp"
     """Speed falls bit by bit."""
+    DIFFERS = "differs"
+    """A step that was done again came to other bits: silent corruption."""
     RECOVERED = "recovered"
     """What `of` said is over."""
 

@@ -65,6 +65,8 @@ class Heartbeat(msgspec.Struct, kw_only=True):
     saved_step: int = -1
     """Newest step whose slot in shared memory is committed."""
     flops_per_s: float = float("nan")
+    differs_step: int = -1
+    """First step that came to another loss than when it was done before (recall.py)."""
     bad_step: int = -1
     """First step of this generation whose loss was not finite."""
 
@@ -80,7 +82,7 @@ def pack(beat: Heartbeat) -> bytes:
         beat.start_ticks,
         beat.step,
         beat.phase,
-        int(beat.attached),
+        (beat.differs_step + 1) << 1 | beat.attached,
         beat.at_ns,
         beat.loss,
         beat.grad_norm,
@@ -107,7 +109,8 @@ def unpack(slot: bytes) -> Heartbeat | None:
         start_ticks=fields[5],
         step=fields[6],
         phase=fields[7],
-        attached=bool(fields[8]),
+        attached=bool(fields[8] & 1),
+        differs_step=(fields[8] >> 1) - 1,
         at_ns=fields[9],
         loss=fields[10],
         grad_norm=fields[11],

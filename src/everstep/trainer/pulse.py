@@ -7,6 +7,7 @@ process that the agent watches.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from pathlib import Path
@@ -15,12 +16,16 @@ from everstep.model import NO_STEP, Step
 from everstep.trainer.context import AttachContext
 from everstep.trainer.heartbeat import SLOT_BYTES, Heartbeat, Phase, SlotWriter, unpack
 from everstep.trainer.metrics import Metrics
+from everstep.trainer.recall import Recall, deterministic
 
 
 class Pulse:
     """Writer of one rank's slot."""
 
     def __init__(self, context: AttachContext) -> None:
+        self._context = context
+        self._recall: Recall | None = None
+        self._may_recall = True
         path = Path(context.shm) / "heartbeat"
         self._slot = SlotWriter(path, context.local_rank)
         self._beat = _identity(path, context)
@@ -43,11 +48,26 @@ class Pulse:
         if beat.bad_step == NO_STEP and metrics.loss.known and not math.isfinite(beat.loss):
             beat.bad_step = max(0, step - metrics.loss.late)
         beat.grad_norm = metrics.grad_norm.poll()
+        self._compare(step - metrics.loss.late, beat.loss)
         beat.step_s = metrics.step_s
         beat.tokens_per_s = metrics.tokens_per_s
         beat.flops_per_s = metrics.flops_per_s
         beat.saved_step = saved
         self._slot.write(beat)
+
+    def _compare(self, step: int, loss: float) -> None:
+        """With what the same step came to before, where its bits should be the same."""
+        if step < 0 or not math.isfinite(loss) or not deterministic():
+            return
+        if self._recall is None and self._may_recall:
+            self._may_recall = False
+            context = self._context
+            with contextlib.suppress(OSError):  # no memory left: then nothing is compared
+                self._recall = Recall(Path(context.shm), context.rank, context.world_size)
+        if self._recall is None:
+            return
+        if self._recall.differs(step, loss) and self._beat.differs_step == NO_STEP:
+            self._beat.differs_step = step
 
 
 def _identity(path: Path, context: AttachContext) -> Heartbeat:

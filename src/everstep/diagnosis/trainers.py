@@ -21,6 +21,9 @@ _LAUNCHERS = (
     "torch/distributed/elastic/",
     "torch/distributed/run.py",
     "torch/distributed/launcher/",
+    "everstep/agent/parking.py",
+    "everstep/keeper.py",
+    "everstep/controller/",
 )
 _ASSISTANTS = (
     "resource_tracker",

@@ -12,6 +12,7 @@ the fact was seen.
 
 from __future__ import annotations
 
+from everstep.diagnosis.findings import Finding
 from everstep.model import (
     NO_STEP,
     Copy,
@@ -195,6 +196,14 @@ class RankExited(Fact, frozen=True, kw_only=True):
     """The end of the rank's output, at most 4 KiB."""
 
 
+class EvidenceFound(Fact, frozen=True, kw_only=True):
+    """The output of a machine's ranks says something about a cause, for the first time."""
+
+    machine: MachineId
+    generation: Generation
+    findings: tuple[Finding, ...]
+
+
 class StepProgress(Fact, frozen=True, kw_only=True):
     """What intake.py makes of all machines' reports, at most once a second."""
 
@@ -322,6 +331,7 @@ ControllerEvent = (
     | RanksStarted
     | StartFailed
     | RankExited
+    | EvidenceFound
     | StepProgress
     | GroupsSeen
     | MetricAbnormal
@@ -414,6 +424,7 @@ Report = (
     | RanksStarted
     | StartFailed
     | RankExited
+    | EvidenceFound
     | StepPersisted
     | PersistFailed
     | StepBackedUp

@@ -19,8 +19,8 @@ from everstep.actions import (
 )
 from everstep.controller.views import status
 from everstep.core.controller import ControllerCore
+from everstep.core.copied import BACKUP_RETRY_S
 from everstep.core.faults import objection, target_of
-from everstep.core.observe import BACKUP_RETRY_S
 from everstep.core.rules import assign
 from everstep.core.state import Machine
 from everstep.events import (

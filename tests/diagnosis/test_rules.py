@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from everstep.diagnosis.logs import Patterns
 from everstep.diagnosis.rules import Mark, Rule, parse, together
-from everstep.diagnosis.scanner import Alternatives, Hyperscan, Scanner
+from everstep.diagnosis.scanner import Alternatives, Attentive, Hyperscan, Scanner
 from everstep.diagnosis.tables import own_grades, own_rules
 from everstep.diagnosis.words import FirstAction, Role, RootClass
 from everstep.model import UserError
@@ -114,3 +114,11 @@ def test_lines_are_found_wherever_they_end(lines: list[bytes]) -> None:
     for engine in (Hyperscan, Alternatives):
         found = list(Scanner(patterns, engine).lines(text))
         assert [(text[line.start : line.end], line.patterns) for line in found] == expected
+
+
+def test_an_attentive_reader_misses_nothing() -> None:
+    attentive = Patterns(own_rules(), Attentive)
+    for entry in own_rules().rule:
+        for example in entry.examples:
+            assert entry.id in speaks_about(attentive, example), f"no suspicious word: {example}"
+            assert entry.id in speaks_about(attentive, example), "known forms lose nothing"

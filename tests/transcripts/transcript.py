@@ -11,6 +11,7 @@ forms, which answer the newest outstanding order of that kind:
     backed_up M.. [replicas=alike|differ]      StepBackedUp, of slices of what all ranks share
     progress S [fastest=S] [step_s=T]          StepProgress of the current generation
     groups [mesh=NAME:STRIDE:SIZE,..] [process=NAME:STRIDE:SIZE,..]   GroupsSeen of it
+    prints M rank=R line=TEXT                  EvidenceFound: what a rank's agent finds in this line
 """
 
 from __future__ import annotations
@@ -30,16 +31,19 @@ from everstep.actions import (
     StartRanks,
     StopRanks,
 )
+from everstep.agent.log_findings import LogFindings
 from everstep.commands.plan import read_layout
 from everstep.core.controller import ControllerCore
 from everstep.events import (
     ControllerEvent,
     ControllerStarted,
+    EvidenceFound,
     GroupsSeen,
     JobSubmitted,
     MachineJoined,
     MachineReleased,
     MachinesRequested,
+    OutputLines,
     RanksStarted,
     RanksStopped,
     StepBackedUp,
@@ -77,6 +81,7 @@ class Transcript:
 
     def __init__(self) -> None:
         self.core = ControllerCore()
+        self.readers: dict[MachineId, LogFindings] = {}
 
     def run(self, text: str) -> str:
         """The transcript with the core's real decisions below each fact."""
@@ -332,6 +337,21 @@ def _shapes(text: str) -> tuple[GroupShape, ...]:
     )
 
 
+def _prints(run: Transcript, names: list[str], fields: dict[str, str]) -> Iterator[ControllerEvent]:
+    """Blanks of the line are written as underscores."""
+    name, generation = MachineId(names[0]), run.core.state.generation
+    reader = run.readers.setdefault(name, LogFindings(name, run.core.state.job.world_size))
+    lines = OutputLines(
+        machine=name,
+        rank=Rank(int(fields["rank"])),
+        generation=generation,
+        text=fields["line"].replace("_", " ") + "\n",
+    )
+    found = reader.read(lines)
+    assert found is not None, f"no rule speaks about {lines.text!r}"
+    yield EvidenceFound(machine=name, generation=generation, findings=found.findings)
+
+
 Short = Callable[[Transcript, list[str], dict[str, str]], Iterator[ControllerEvent]]
 
 _SHORT: dict[str, Short] = {
@@ -346,4 +366,5 @@ _SHORT: dict[str, Short] = {
     "requested": _requested,
     "progress": _progress,
     "groups": _groups,
+    "prints": _prints,
 }

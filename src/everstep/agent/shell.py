@@ -20,6 +20,7 @@ from everstep.agent.groups import read_groups
 from everstep.agent.launching import Launching
 from everstep.agent.link import ControllerLink
 from everstep.agent.log import say
+from everstep.agent.log_findings import LogFindings
 from everstep.agent.log_numbers import LogNumbers
 from everstep.agent.memory import MemoryFile
 from everstep.agent.notices import listen
@@ -42,7 +43,7 @@ from everstep.core.agent_io import (
     OrderReceived,
     SlotsRead,
 )
-from everstep.events import MachineJoined, RankExited, TimerFired
+from everstep.events import MachineJoined, OutputLines, RankExited, TimerFired
 from everstep.model import NO_GENERATION, NO_STEP, Generation, NodeRank, Seconds
 from everstep.wire import Welcome
 
@@ -62,6 +63,7 @@ class AgentShell:
         self._events: asyncio.Queue[AgentEvent] = asyncio.Queue()
         self._look_now = asyncio.Event()
         self._log_numbers = LogNumbers()
+        self._log_findings = LogFindings(here.setup.machine, here.spec.world_size)
         self._groups_of = NO_GENERATION
         """Whose parallel groups were looked at."""
         self._core = AgentCore(here.setup.machine, here.spec.policy, here.setup.nproc_per_node)
@@ -203,8 +205,17 @@ class AgentShell:
             return
         if self._hands.link.connected:
             for lines in self._hands.output.rest_of(event.rank, event.generation):
-                self._hands.link.send(lines)
+                self._show(lines)
         self._events.put_nowait(event)
+
+    def _show(self, lines: OutputLines) -> None:
+        """To people, and to whoever looks for a cause; before the rank's end is told."""
+        self._hands.link.send(lines)
+        seen = self._hands.progress.read(lines.generation)
+        step = None if seen is None or seen.fastest == NO_STEP else seen.fastest
+        found = self._log_findings.read(lines, step)
+        if found is not None:
+            self._events.put_nowait(found)
 
     async def _look_at_slots(self) -> NoReturn:
         """Often while a first step is awaited, at once after a notice, else five times a second."""
@@ -245,7 +256,7 @@ class AgentShell:
         while True:
             if link.connected:
                 for lines in output.read():
-                    link.send(lines)
+                    self._show(lines)
                     self._log_numbers.read(lines)
             if time.monotonic() >= next_bound:
                 await asyncio.to_thread(output.bound)

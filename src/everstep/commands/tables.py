@@ -79,6 +79,8 @@ def incidents(view: IncidentsView) -> Table:
     for incident in view.incidents:
         cost = [incident.seconds.get(owner, 0.0) for owner, _ in columns]
         story = Text(f"{incident.symptom}: {outcome(incident)}")
+        if incident.cause:
+            story.append(f"; {incident.cause}")
         table.add_row(incident.incident, story, *map(number, cost), number(sum(cost)))
     if len(view.incidents) > 1:
         sums = [_sum(view, owner) for owner, _ in columns]

@@ -119,6 +119,8 @@ class IncidentView(Value, frozen=True, kw_only=True):
     evicted: tuple[MachineId, ...]
     failures: tuple[str, ...]
     seconds: dict[Owner, Seconds]
+    cause: str = ""
+    """What the evidence says, as a sentence; empty if there is none."""
 
 
 class IncidentsView(Value, frozen=True, kw_only=True):
@@ -200,6 +202,7 @@ def _incident(state: State, incident: Incident, now: Seconds) -> IncidentView:
         opened_by=incident.opened_by,
         closed_at=incident.closed_at,
         outcome=incident.outcome,
+        cause=incident.cause,
         generation=incident.generation,
         furthest=incident.furthest,
         restored=incident.restored,

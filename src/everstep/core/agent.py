@@ -33,6 +33,7 @@ from everstep.core.agent_io import (
     ControllerConnected,
     ControllerDisconnected,
     DoFault,
+    FindingsRead,
     ForkFailed,
     ForkRanks,
     GroupsRead,
@@ -51,6 +52,7 @@ from everstep.core.agent_io import (
 from everstep.events import (
     BackupFailed,
     BadNumber,
+    EvidenceFound,
     FaultInjected,
     MachineGroups,
     MachineNumbers,
@@ -82,6 +84,8 @@ from everstep.model import (
 
 ANSWERS_KEPT = 64
 """Answers remembered for orders seen again. A controller has one order of each kind in flight."""
+FINDINGS_MAX = 100
+"""Of one generation."""
 NUMBERS_MAX = 50
 """Steps whose numbers are told at a time: the newest ones."""
 REPORT_EVERY_S: Seconds = 1.0
@@ -124,6 +128,8 @@ class AgentCore:
         self._told: Step = NO_STEP
         self._told_at: Seconds = 0.0
         self._groups: MachineGroups | None = None
+        self._findings_of: Generation = NO_GENERATION
+        self._findings_told = 0
         self._numbers: tuple[Numbers, ...] = ()
         self._numbers_told_at: Seconds = float("-inf")
         self._bad_told: tuple[Generation, BadNumber | None, BadNumber | None] | None = None
@@ -368,6 +374,21 @@ class AgentCore:
             str(event.generation),
         )
 
+    def findings_read(self, event: FindingsRead, now: Seconds) -> None:
+        """The first of a generation; a flood of different ones says no more than they do."""
+        del now
+        if event.generation != self.generation:
+            return
+        if self._findings_of != event.generation:
+            self._findings_of, self._findings_told = event.generation, 0
+        told = event.findings[: FINDINGS_MAX - self._findings_told]
+        self._findings_told += len(told)
+        if told:
+            self._say(
+                EvidenceFound(machine=self.machine, generation=event.generation, findings=told),
+                str(event.generation),
+            )
+
     def groups_read(self, event: GroupsRead, now: Seconds) -> None:
         del now
         if event.generation == self.generation:
@@ -456,6 +477,7 @@ _HANDLERS: dict[type[AgentEvent], Callable[[AgentCore, Any, Seconds], None]] = {
     RankExited: AgentCore.rank_exited,
     SlotsRead: AgentCore.slots_read,
     NumbersRead: AgentCore.numbers_read,
+    FindingsRead: AgentCore.findings_read,
     GroupsRead: AgentCore.groups_read,
     StepPersisted: AgentCore.answered,
     PersistFailed: AgentCore.answered,

@@ -7,6 +7,7 @@ Nothing here crosses a machine's border; what does is Report (events.py) and Ord
 from __future__ import annotations
 
 from everstep.actions import BackUpStep, Imperative, InjectFault, Order, PersistStep, StartRanks
+from everstep.diagnosis.findings import Finding
 from everstep.events import (
     BackupFailed,
     BadNumber,
@@ -117,6 +118,13 @@ class NumbersRead(Fact, frozen=True, kw_only=True):
     differs: BadNumber | None = None
 
 
+class FindingsRead(Fact, frozen=True, kw_only=True):
+    """What the output of ranks here shows for the first time."""
+
+    generation: Generation
+    findings: tuple[Finding, ...]
+
+
 class GroupsRead(Fact, frozen=True, kw_only=True):
     """What all ranks of this machine wrote about their parallel groups, folded."""
 
@@ -136,6 +144,7 @@ AgentEvent = (
     | RankExited
     | SlotsRead
     | NumbersRead
+    | FindingsRead
     | GroupsRead
     | StepPersisted
     | PersistFailed

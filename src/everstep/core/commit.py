@@ -30,6 +30,7 @@ from everstep.actions import (
     WakeStandby,
 )
 from everstep.core.ettr import Owner
+from everstep.core.evidence import judged
 from everstep.core.layouts import LAYOUT
 from everstep.core.restore import safe_on_local_disks
 from everstep.core.state import Backup, Incident, Persist, Phase, State
@@ -131,6 +132,7 @@ def _start_ranks(state: State, action: StartRanks, now: Seconds) -> None:
     if state.phase is Phase.STARTING:
         return
     _settle_history(state)
+    _settle_evidence(state)
     _enter(state, Phase.STARTING, now)
     state.progress_at = now
     state.restored, state.restored_generation = action.restore, action.restore_generation
@@ -146,6 +148,14 @@ def _start_ranks(state: State, action: StartRanks, now: Seconds) -> None:
         state.backup_after = NO_STEP
     if state.incident is not None:
         state.incident.restored = action.restore
+
+
+def _settle_evidence(state: State) -> None:
+    """What was found speaks about the failure that is being recovered from, not the next one."""
+    found, incident = judged(state), state.incident
+    if incident is not None and found is not None:
+        incident.cause, incident.rule = found.sentence, found.rule
+    state.evidence.clear()
 
 
 def _settle_history(state: State) -> None:

@@ -7,6 +7,7 @@ and again, numbers that are bad again and again, too many recoveries without pro
 
 from __future__ import annotations
 
+from everstep.core.evidence import is_users, judged
 from everstep.core.state import Failure, State
 from everstep.model import Seconds, Value
 
@@ -38,7 +39,13 @@ class GiveUp(Value, frozen=True, kw_only=True):
 
 def give_up(state: State, now: Seconds) -> GiveUp | None:
     """The first guard that speaks against another restart."""
-    return _user_error(state) or _early_exits(state) or _bad_numbers(state) or _too_many(state, now)
+    return (
+        _user_error(state)
+        or _same_error_again(state)
+        or _early_exits(state)
+        or _bad_numbers(state)
+        or _too_many(state, now)
+    )
 
 
 def is_echo(failure: Failure) -> bool:
@@ -67,6 +74,24 @@ def _user_error(state: State) -> GiveUp | None:
         " no step was ever finished; correct the script and start again",
         detail=own[0].error.traceback,
         page=False,
+    )
+
+
+def _same_error_again(state: State) -> GiveUp | None:
+    """The program failed in the same way twice, and no step was done in between.
+
+    Data and code fail again at the same place; a machine would have said something of itself.
+    """
+    incident, found = state.incident, judged(state)
+    if incident is None or found is None or not is_users(found) or found.rule != incident.rule:
+        return None
+    if state.furthest > incident.furthest:
+        return None
+    return GiveUp(
+        why=f"the same error twice after step {state.furthest}, also after a restart:"
+        f" {found.sentence}",
+        detail=_detail(state),
+        page=True,
     )
 
 

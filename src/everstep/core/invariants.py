@@ -248,9 +248,13 @@ class Watch:
         must(not sources, f"StartRanks {action.id} fetches shards for ranks of other machines")
 
     def _kept(self, machine: MachineId, wanted: Copy) -> Copy | None:
-        """The backup of this rank, step and generation that a machine keeps, whole or a part."""
+        """The backup of this rank, step and generation that a machine keeps, whole or a part.
+
+        One that was evicted after its ranks were proven gone gives what these had saved.
+        """
         if machine in self.evicted:
-            return None
+            stopped = self.stopped.get(machine)
+            return wanted if stopped is not None and wanted in stopped.copies else None
         kept = self._backups.get(machine, ())
         return next((copy for copy in kept if replace(copy, replicas=()) == wanted), None)
 

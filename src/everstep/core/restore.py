@@ -176,13 +176,15 @@ def only_spoiled(state: State) -> bool:
     """Whether there are copies, but all of them from steps after the numbers went bad."""
     copies = copies_of(state)
     sound = _sound(state, copies)
-    return copies != sound and sound == Copies()
+    left = (*sound.local, *sound.backups, *sound.local_disk, *sound.published)
+    return copies != sound and not left
 
 
 def _sound(state: State, copies: Copies) -> Copies:
     if not state.spoiled:
         return copies
-    return Copies(
+    return replace(
+        copies,
         local=tuple(c for c in copies.local if not _spoiled(state, c)),
         backups=tuple((m, c) for m, c in copies.backups if not _spoiled(state, c)),
         local_disk=tuple(c for c in copies.local_disk if not _spoiled(state, c)),
@@ -213,6 +215,13 @@ def copies_of(state: State) -> Copies:
             if _gives(machine)
             for copy in machine.backups
             if replace(copy, replicas=()) not in state.bad_copies
+        )
+        + tuple(
+            (machine.machine, copy)
+            for machine in state.machines.values()
+            if gives_before_it_goes(state, machine)
+            for copy in machine.copies
+            if copy not in state.bad_copies
         ),
         local_disk=tuple(
             copy for machine in state.members() for copy in _own_on_disk(state, machine)
@@ -241,6 +250,16 @@ def safe_on_local_disks(state: State) -> Step:
     everywhere = copies_of(state).local_disk
     ranks = [Rank(rank) for rank in range(state.job.world_size)]
     return choose(ranks, Copies(local_disk=everywhere)).copy.step
+
+
+def gives_before_it_goes(state: State, machine: Machine) -> bool:
+    """An evicted machine that still speaks: the state of its ranks is in its memory.
+
+    Only if its ranks are proven gone: what runs may write.
+    """
+    still = machine.connected and not machine.released and not machine.lost
+    stopped = machine.stopped_for >= state.generation and machine.shard_port > 0
+    return bool(machine.evicted) and still and stopped
 
 
 def _gives(machine: Machine) -> bool:

@@ -37,11 +37,12 @@ from everstep.actions import (
 from everstep.core import patience
 from everstep.core.deciding import Deciding
 from everstep.core.ending import end_of_job
+from everstep.core.evidence import accused_machines, judged
 from everstep.core.faults import target_of
 from everstep.core.guards import give_up
 from everstep.core.keeping import back_up_step, peer_at
 from everstep.core.layouts import LAYOUT, known_layout
-from everstep.core.restore import Choice, choose_from, only_spoiled
+from everstep.core.restore import Choice, choose_from, gives_before_it_goes, only_spoiled
 from everstep.core.state import Machine, Phase, State
 from everstep.core.tiers import persist_step, publish_step
 from everstep.model import (
@@ -223,6 +224,30 @@ def evict_lost(d: Deciding) -> list[ControllerAction]:
             machine=machine.machine,
         )
         for machine, why in patience.lost_machines(d.state, d.now)
+    ]
+
+
+def evict_accused(d: Deciding) -> list[ControllerAction]:
+    """Machines that broke and said so, if somebody is ready to take their place.
+
+    Asked when all ranks have stopped: then every machine has told what its ranks printed.
+    """
+    state = d.state
+    if state.phase is not Phase.STOPPING or state.awaiting or state.incident is None:
+        return []
+    found = judged(state)
+    accused = accused_machines(state, found) if found is not None else []
+    if found is None or not accused:
+        return []
+    if len(accused) > len(state.standbys()):
+        about = f"accused: {', '.join(accused)}"
+        if about in state.paged:
+            return []
+        why = f"{found.sentence}; no standby is ready, so {', '.join(accused)} goes on for now"
+        return [PageHuman(id=d.id(), cause=str(found.event), why=why, about=about)]
+    return [
+        EvictMachine(id=d.id(), cause=str(found.event), why=found.sentence, machine=machine)
+        for machine in accused
     ]
 
 
@@ -417,14 +442,19 @@ def request_machines(d: Deciding) -> list[ControllerAction]:
 
 
 def release_evicted(d: Deciding) -> list[ControllerAction]:
-    """An evicted machine that still speaks is told to end everything of ours."""
+    """An evicted machine that still speaks is told to end everything of ours.
+
+    Once others have fetched from it what its ranks had saved.
+    """
     ordered = {a.machine for a in d.state.outstanding.values() if isinstance(a, ReleaseMachine)}
+    starting = d.state.phase in (Phase.STOPPING, Phase.STARTING)
     return [
         ReleaseMachine(
             id=d.id(), cause=d.event, why=f"it was evicted: {m.evicted}", machine=m.machine
         )
         for m in d.state.machines.values()
         if m.evicted and m.connected and not m.released and m.machine not in ordered
+        if not (starting and gives_before_it_goes(d.state, m))
     ]
 
 
@@ -445,6 +475,7 @@ RULES: tuple[Rule, ...] = (
     open_incident,
     refuse_to_loop,
     evict_lost,
+    evict_accused,
     begin_generation,
     wake_standbys,
     stop_new_members,

@@ -13,6 +13,7 @@ import msgspec
 
 from everstep.actions import ControllerAction, FinishJob
 from everstep.core.ettr import TimeAccount
+from everstep.diagnosis.findings import Finding
 from everstep.events import FaultRequested, MetricAbnormal
 from everstep.model import (
     NO_GENERATION,
@@ -124,6 +125,10 @@ class Incident(msgspec.Struct, kw_only=True):
     furthest: Step
     """Newest step finished by all ranks before it."""
     failures: list[Failure] = []
+    cause: str = ""
+    """What the evidence says, as a sentence; empty if there is none."""
+    rule: str = ""
+    """The rule that this sentence comes from: the same one again is the same failure."""
     recoveries: int = 0
     restored: Step | None = None
     evicted: list[MachineId] = []
@@ -193,6 +198,16 @@ class Numeric(msgspec.Struct, kw_only=True, frozen=True):
     times: int
 
 
+class Evidence(msgspec.Struct, kw_only=True, frozen=True):
+    """One fact that speaks about a cause."""
+
+    event: int
+    """Number of the event that told it."""
+    generation: Generation
+    at: Seconds
+    finding: Finding
+
+
 class State(msgspec.Struct, kw_only=True):
     """All of it."""
 
@@ -249,6 +264,8 @@ class State(msgspec.Struct, kw_only=True):
     bad_copies: list[Copy] = []
     """Shards that a peer keeps, or the rank's machine on its disk, and that were no use to their
     rank: its owner's memory had damaged them before they were copied, say."""
+    evidence: list[Evidence] = []
+    """What the output of ranks says about causes, since the last start."""
     spoiled: list[Spoiled] = []
     numeric: Numeric | None = None
     abnormal: list[MetricAbnormal] = []

@@ -14,9 +14,10 @@ from everstep.diagnosis.causes import Course
 from everstep.diagnosis.dumps import Dumps
 from everstep.diagnosis.findings import Finding, Site
 from everstep.diagnosis.judge import Facts, judge
-from everstep.diagnosis.logs import LogReader, Marked, Patterns, People, Seen
+from everstep.diagnosis.logs import LogReader, Patterns, People
 from everstep.diagnosis.metrics import MetricLines
 from everstep.diagnosis.rules import Means, Rules
+from everstep.diagnosis.seen import Marked, Seen
 from everstep.diagnosis.series import Collector
 from everstep.diagnosis.silence import Ledger
 from everstep.diagnosis.who import Who

@@ -17,8 +17,8 @@ from everstep.diagnosis.accused import Accused, accused_by
 from everstep.diagnosis.answer import Answer
 from everstep.diagnosis.causes import Cause, Course, causes_of
 from everstep.diagnosis.findings import Exit, Finding
-from everstep.diagnosis.logs import Marked, Seen
 from everstep.diagnosis.rules import Means, Rule
+from everstep.diagnosis.seen import Marked, Seen
 from everstep.diagnosis.waiting import judge_waiting
 from everstep.diagnosis.who import Who
 from everstep.diagnosis.words import Category, FirstAction, Grade, Role, RootClass

@@ -14,11 +14,12 @@ from typing import NamedTuple
 import msgspec
 
 from everstep.diagnosis.exits import Exits
-from everstep.diagnosis.findings import Exit, Finding, Place, Speaker
+from everstep.diagnosis.findings import Finding, Place, Speaker
 from everstep.diagnosis.labels import repeated, section_of, speaker_of, speaker_of_file
 from everstep.diagnosis.metrics import metric_scanner
 from everstep.diagnosis.rules import Mark, Means, Pattern, Rule, Rules, patterns_of
 from everstep.diagnosis.scanner import LINE_BYTES, Engine, Line, Scanner, fastest
+from everstep.diagnosis.seen import Marked, Seen
 from everstep.diagnosis.silence import Ledger
 from everstep.diagnosis.stamps import stamp_of
 from everstep.diagnosis.steps import progress_in
@@ -37,31 +38,6 @@ _BUSY_BYTES = 8 << 10
 _BUSY_LINES = 6
 """Before the first line of a rank that waited."""
 _NAMED_GROUPS = ("rank", "machine", "address")
-
-
-class Marked(Value, frozen=True, kw_only=True):
-    """A mark that was found."""
-
-    mark: str
-    means: Means
-    place: Place
-    speaker: Speaker
-    at: Seconds | None
-    attempt: int
-
-
-class Seen(Value, frozen=True, kw_only=True):
-    """Everything one log tells."""
-
-    file: str
-    findings: tuple[Finding, ...]
-    marks: tuple[Marked, ...]
-    exits: tuple[Exit, ...]
-    lines: int
-    progress: tuple[int, ...]
-    """Numbers of the lines at its end that report steps."""
-    last_lines: tuple[str, ...]
-    """Its end, for the case that nothing else is known."""
 
 
 class _Here(Value, frozen=True, kw_only=True):
@@ -123,6 +99,7 @@ class LogReader:
         self._tail_bytes = 0
         self._findings: dict[tuple[object, ...], Finding] = {}
         self._marks: list[Marked] = []
+        self._new: list[Finding] = []
         self._exits = Exits()
         self._waited = False
 
@@ -137,6 +114,11 @@ class LogReader:
             cut = len(text)
         self._left = text[cut:]
         self._read(text[:cut])
+
+    def new_findings(self) -> list[Finding]:
+        """What was found since the last time: for whoever reads a log as it grows."""
+        new, self._new = self._new, []
+        return new
 
     def finish(self) -> Seen:
         """Everything that was found."""
@@ -259,7 +241,7 @@ class LogReader:
             before = _lines_before(text)
             trace = trace_before(before, len(before) - 1)
             step = progress_in(before).last_step
-        self._findings[key] = Finding(
+        found = self._findings[key] = Finding(
             rule=rule.id,
             role=rule.role,
             category=rule.category,
@@ -277,6 +259,7 @@ class LogReader:
             step=step,
             named=named,
         )
+        self._new.append(found)
 
     def _owners(self, line: Line, shown: str) -> list[Pattern]:
         """The patterns that truly speak about this line, one of each rule."""

@@ -16,6 +16,21 @@ _BREAK = re.compile(rb"[\r\n]")
 LINE_BYTES = 16 << 10
 """A longer line is looked at as this many bytes around what was found, and its first ones."""
 
+FORMS_MAX = 10_000
+"""Forms of lines that Attentive remembers."""
+SUSPICIOUS = re.compile(
+    rb"abort|assert|bad|blocked|broken|busy|cancel|cannot|can't|closed|corrupt|CUDA|cud|denied|died"
+    rb"|down|ECC|EDAC|(?-i:E[A-Z]{3,})|error|evict|exceed|except|exit|expired|fail|fatal|fault"
+    rb"|full|gone|GPU|hang|hung|illegal|interrupt|invalid|kill|leak|limit|link|lockup|lost|memory"
+    rb"|miss|nan\b|NCCL|no |not |NODE|OOM|overflow|panic|preempt|quota|reach|read-only|refus|reject"
+    rb"|reset|retr|segfault|server|shm|signal|SIG|slow|space|stale|stall|status|stop|stuck|suspend"
+    rb"|terminat|timed|timeout|trap|unable|undefined|unavailable|unexpected|unhealthy|unknown"
+    rb"|unreach|warn|Xid|[^\x00-\x7f]",
+    re.IGNORECASE,
+)
+"""Every line that any rule speaks about has one of these."""
+_TIMES = re.compile(rb"\d\d:\d\d:\d\d[.,\d]*|\d+\.\d+|\d{4,}|0x[0-9a-f]+")
+
 Report = Callable[[int, int], None]
 """Number of the pattern, and where its match ends."""
 
@@ -104,6 +119,39 @@ class Alternatives:
                 found = pattern.search(line[0])
                 if found is not None:
                     report(number, line.start() + found.end())
+
+
+class Attentive:
+    """Looks closer at the few lines that are worth it: for agents, which read lines as they come.
+
+    Needs nothing installed and no time to be made. A line without a suspicious word is passed by,
+    and what was found for a line holds for all that differ in times and long numbers only, so a
+    message that repeats for ever costs next to nothing.
+    """
+
+    def __init__(self, patterns: list[bytes]) -> None:
+        self._patterns = [re.compile(pattern) for pattern in patterns]
+        self._known: dict[bytes, tuple[int, ...]] = {}
+
+    def scan(self, text: bytes, report: Report) -> None:
+        for line in re.finditer(rb"[^\r\n]+", text):
+            if SUSPICIOUS.search(line[0]) is not None:
+                for number in self._found(line[0]):
+                    report(number, line.end())
+
+    def _found(self, line: bytes) -> tuple[int, ...]:
+        form = _TIMES.sub(b"#", line)
+        found = self._known.get(form)
+        if found is None:
+            found = tuple(
+                number
+                for number, pattern in enumerate(self._patterns)
+                if pattern.search(line) is not None
+            )
+            if len(self._known) >= FORMS_MAX:
+                self._known.clear()
+            self._known[form] = found
+        return found
 
 
 def fastest() -> Callable[[list[bytes]], Engine]:

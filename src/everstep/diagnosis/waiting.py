@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from everstep.diagnosis.answer import Answer
 from everstep.diagnosis.causes import Cause, Course
-from everstep.diagnosis.logs import Marked
 from everstep.diagnosis.rules import Accuses, Means
+from everstep.diagnosis.seen import Marked
 from everstep.diagnosis.who import Who
 from everstep.diagnosis.words import Category, FirstAction, Role, RootClass
 from everstep.model import Rank

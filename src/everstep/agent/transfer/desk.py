@@ -20,7 +20,7 @@ from everstep.agent.transfer.identity import Identity
 from everstep.agent.transfer.messages import Get, Put
 from everstep.agent.transfer.talk import Given, Refused
 from everstep.checkpoint import slices, slots
-from everstep.checkpoint.format import Expected, Header, ShardBad
+from everstep.checkpoint.format import Expected, Header, Shard, ShardBad
 from everstep.checkpoint.kept import Kept, KeptBusy, Taking
 from everstep.checkpoint.slots import ShardLost, ShardMissing, SharedMemoryTooSmall
 from everstep.model import NO_GENERATION, Generation, Rank, Seconds
@@ -74,12 +74,8 @@ class Desk:
         A rank looks at what it saved itself, but nobody else at a backup of which only some bytes
         are sent: it is verified before. Raises ShardMissing, ShardLost or ShardBad.
         """
-        with contextlib.ExitStack() as stack:
-            try:
-                shard = stack.enter_context(self.kept.open(expected))
-            except ShardMissing:
-                shard = slots.find(self._shm, expected)
-            else:
+        with self.open(expected) as (shard, is_backup):
+            if is_backup:
                 try:
                     shard.verify()
                 except ShardBad:
@@ -87,6 +83,24 @@ class Desk:
                     raise
             part = slices.excerpt(shard, reader)
             yield Given(replace(shard.header, payload_bytes=part.nbytes), part.chunks, None)
+
+    @contextlib.contextmanager
+    def open(self, expected: Expected) -> Iterator[tuple[Shard, bool]]:
+        """A backup, or what a rank of this machine saved itself, and whether it is a backup.
+
+        Raises ShardMissing or ShardLost.
+        """
+        with contextlib.ExitStack() as stack:
+            try:
+                shard = stack.enter_context(self.kept.open(expected))
+            except ShardMissing as missing:
+                try:
+                    own = slots.find(self._shm, expected)
+                except (ShardMissing, ShardLost):
+                    raise missing from None
+                yield own, False
+            else:
+                yield shard, True
 
     def left(self, visit: Visit) -> None:
         """Nothing of this visit writes any more."""
@@ -155,7 +169,7 @@ class Visit:
                 with self._desk.excerpt(expected, get.reader) as given:
                     yield given
                 return
-            with self._desk.kept.open(expected) as shard:
+            with self._desk.open(expected) as (shard, _):
                 yield Given(shard.header, [shard.payload], shard.crc)
         except (ShardMissing, ShardLost, ShardBad) as error:
             raise Refused(str(error)) from error

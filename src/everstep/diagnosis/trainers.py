@@ -98,7 +98,7 @@ def _may_be(one: tuple[str | None, int | None], other: tuple[str | None, int | N
 
 def split_of(dumps: Sequence[Dump]) -> Split:
     """The processes that train, and which of them wait for others."""
-    seen = tuple(_trainers(dumps))
+    seen = _of_the_job(tuple(_trainers(dumps)))
     waiting = [each for each in seen if each.doing.activity in WAITS]
     hidden: dict[tuple[Activity, str], list[Seen]] = defaultdict(list)
     holders = []
@@ -112,6 +112,12 @@ def split_of(dumps: Sequence[Dump]) -> Split:
         alike = len(group) > 1 and len(group) > FEW * len(seen)
         (waiting if alike or not (waiting or holders) else holders).extend(group)
     return Split(seen=seen, waiting=tuple(waiting), holders=tuple(holders))
+
+
+def _of_the_job(seen: tuple[Seen, ...]) -> tuple[Seen, ...]:
+    """Without what has no rank where nearly all have one: a driver, an agent, a tool."""
+    ranked = tuple(each for each in seen if each.dump.rank is not None)
+    return ranked if len(ranked) > max(1, len(seen) // 2) else seen
 
 
 def _trainers(dumps: Sequence[Dump]) -> Iterable[Seen]:

@@ -192,6 +192,11 @@ def test_a_missing_loss_is_a_fact_and_not_a_dropped_line() -> None:
     assert math.isnan(sample.grad_norm)
 
 
+def test_a_host_is_named_by_pairs_and_by_json() -> None:
+    lines = ("host=node-03 step=7 loss=2.0", '{"hostname": "node-03", "step": 7, "loss": 2.0}')
+    assert [Reader().read(line)[0].host for line in lines] == ["node-03", "node-03"]
+
+
 def test_bars_and_reports_glued_by_carriage_returns_are_all_read() -> None:
     reader = Reader()
     text = "\r".join(

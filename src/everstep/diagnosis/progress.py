@@ -287,11 +287,7 @@ class Reader:
         self._step = int(step)
         sample = sample_of(values, form=form, line=line)
         skipped = self._skipped(values.get("skipped"), text)
-        return [
-            replace(
-                sample, skipped=skipped, at=when(text), host=_host(text) if "=" in text else None
-            )
-        ]
+        return [replace(sample, skipped=skipped, at=when(text), host=_host(text))]
 
     def _skipped(self, counter: float | None, text: str) -> int:
         """Of a running total the difference; Megatron counts anew in every report."""
@@ -313,7 +309,7 @@ def _form_of(values: dict[str, float], text: str) -> str:
 
 
 def _host(text: str) -> str | None:
-    match = _HOST.search(text)
+    match = _HOST.search(text) if "ost" in text or "ode" in text else None
     return None if match is None else match[1]
 
 

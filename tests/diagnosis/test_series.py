@@ -95,6 +95,22 @@ def test_a_rank_whose_own_loss_is_not_finite_is_told_and_not_accused() -> None:
     assert "rank 2" in found.why
 
 
+@pytest.mark.parametrize(("slow", "accused"), [("host", ("h3",)), ("rank", ())])
+def test_what_stays_with_a_machine_is_the_machine_and_what_follows_a_rank_is_not(
+    slow: str, accused: tuple[str, ...]
+) -> None:
+    collector = Collector()
+    collector.line("times.csv", "attempt,host,rank,compute_s", 1)
+    for attempt, hosts in ((1, ("h1", "h2", "h3", "h4")), (2, ("h3", "h1", "h4", "h2"))):
+        for rank, host in enumerate(hosts):
+            is_slow = host == "h3" if slow == "host" else rank == 2
+            line = f"{attempt},{host},{rank},{2.6 if is_slow else 1.9}"
+            collector.line("times.csv", line, attempt * 10 + rank)
+    (found,) = collector.findings(Site())
+    assert found.accused_machines == accused
+    assert found.action is (FirstAction.STOP_TIME_CHECK if accused else FirstAction.ASK_USER)
+
+
 @settings(deadline=None, max_examples=100)
 @given(st.lists(st.text(max_size=80), max_size=8))
 def test_no_text_whatever_breaks_the_collector(lines: list[str]) -> None:

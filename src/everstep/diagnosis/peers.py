@@ -23,9 +23,9 @@ from everstep.diagnosis.words import Category, FirstAction, Grade, Role, RootCla
 from everstep.model import Rank, Value
 
 SLOW_BY = 1.12
-"""Times the median of the others, in the median over rounds: this one is slow."""
+"""Times the median of the others, in the median over the last rounds: this one is slow."""
 ROUNDS_SHARE = 0.7
-"""In this share of the rounds at least, also of the last ones."""
+"""In this share of the last rounds at least."""
 UNITS_MIN = 3
 READINGS_MAX = 200_000
 """Older ones are forgotten."""
@@ -239,8 +239,10 @@ class _Unit(Value, frozen=True, kw_only=True):
 
     name: Rank | str
     score: float
-    """Times slower than the others, in the median over rounds."""
+    """Times slower than the others, in the median over the last rounds."""
     share: float
+    attempts: tuple[int, ...] = ()
+    """Those in which it was slow in the median."""
     rounds: int
     line: int
 
@@ -262,14 +264,18 @@ def compare(readings: Iterable[Reading], site: Site, file: str) -> list[Finding]
     extreme = _extreme(by_column, site, file)
     if extreme:
         return extreme
-    best: tuple[tuple[bool, float], _Case] | None = None
+    best: tuple[tuple[bool, bool, float], _Case] | None = None
     for column, found in by_column.items():
         for name_of in (_host, _rank, _part):
             units = _units(found, orientation(column), name_of)
             slow = [unit for unit in units if _is_slow(unit)]
             if not slow or len(units) < UNITS_MIN:
                 continue
-            weight = (not _WAIT.search(column), max(unit.score for unit in slow))
+            weight = (
+                bool(_programs_doing(slow, found, site)),
+                not _WAIT.search(column),
+                max(unit.score for unit in slow),
+            )
             if best is None or weight > best[0]:
                 best = (weight, _Case(column, slow, units, found))
     return [] if best is None else [_finding(best[1], site, file)]
@@ -304,31 +310,37 @@ def _units(
         rounds[reading.attempt, reading.round].setdefault(name, []).append(reading.value)
         lines[name] = reading.line
     ratios: dict[Rank | str, list[float]] = defaultdict(list)
-    for values in rounds.values():
+    by_attempt: dict[Rank | str, dict[int, list[float]]] = defaultdict(dict)
+    for (attempt, _), values in rounds.items():
         if len(values) < UNITS_MIN:
             continue
         typical = {name: _middle(found) for name, found in values.items()}
         for name, value in typical.items():
             others = _middle([v for other, v in typical.items() if other != name])
             if others > 0:
-                ratios[name].append(value / others if sign > 0 else others / value)
+                ratio = value / others if sign > 0 else others / value
+                ratios[name].append(ratio)
+                by_attempt[name].setdefault(attempt, []).append(ratio)
     return [
         _Unit(
             name=name,
-            score=_middle(found),
-            share=_share(found),
+            score=_middle(_now(found)),
+            share=_share(_now(found)),
             rounds=len(found),
+            attempts=tuple(a for a, r in by_attempt[name].items() if _middle(r) >= SLOW_BY),
             line=lines[name],
         )
         for name, found in ratios.items()
     ]
 
 
+def _now(ratios: list[float]) -> list[float]:
+    """The last third of the rounds: what has passed is over, and what began late is not."""
+    return ratios[-max(1, len(ratios) // 3) :]
+
+
 def _share(ratios: list[float]) -> float:
-    """Of all rounds, or of the last third if that is less: what has passed is over."""
-    last = ratios[-max(1, len(ratios) // 3) :]
-    shares = [sum(r >= SLOW_BY for r in part) / len(part) for part in (ratios, last)]
-    return min(shares)
+    return sum(r >= SLOW_BY for r in ratios) / len(ratios)
 
 
 def _middle(values: Sequence[float]) -> float:
@@ -422,7 +434,8 @@ def _programs_doing(slow: list[_Unit], readings: list[Reading], site: Site) -> s
             continue
         at: dict[str, None] = {}
         for reading in readings:
-            if reading.rank == unit.name and reading.host is not None:
+            known = reading.rank == unit.name and reading.attempt in unit.attempts
+            if known and reading.host is not None:
                 at[reading.host] = None
         if len(at) > 1:
             return f"it follows rank {unit.name} over {len(at)} machines ({', '.join(at)})"

@@ -13,6 +13,8 @@ from itertools import pairwise
 from everstep.diagnosis.abnormal import Kind, Limits, Signal
 from everstep.diagnosis.sample import Sample
 
+UNSTEADY = 0.06
+"""Speed that differs by this share from one sample to the next: few samples prove nothing."""
 BLOCKS = 6
 """Parts of a series whose medians must all fall for a ramp."""
 
@@ -90,7 +92,7 @@ class Level:
         """Every recent value is up, and far outside the noise."""
         if len(self._recent) < self._limits.recent:
             return None
-        spread = _spread(self._past, normal)
+        spread = spread_of(self._past, normal)
         bound = max(self._limits.rise * normal, normal + self._limits.noise * spread)
         low = min(v for _, v in self._recent)
         if low < bound:
@@ -179,6 +181,8 @@ class Pace:
             self._since, self._normal = sample.step, normal
         self._slow += 1
         needed = max(self._limits.slow_samples, math.ceil(self._limits.slow_steps / stride))
+        if spread_of(self._past, normal) > UNSTEADY * normal:
+            needed = self._limits.slow_steps
         if self._slow < needed:
             return None
         self._away = Kind.RAMP if is_ramp(list(self._past), self._limits.ramp) else Kind.SLOW
@@ -250,7 +254,15 @@ def is_ramp(speeds: Sequence[float], to: float) -> bool:
         return False
     falls = [before - after for before, after in pairwise(parts)]
     whole = parts[0] - parts[-1]
+    if whole < 5 * noise_of(speeds) / math.sqrt(len(speeds) / len(parts)):
+        return False
     return min(falls) > -0.05 * whole and max(falls) < 0.55 * whole
+
+
+def noise_of(values: Sequence[float]) -> float:
+    """Standard deviation of one value to the next, which a trend or a fall does not widen."""
+    steps = [abs(after - before) for before, after in pairwise(values)]
+    return 1.4826 * _median(steps) / math.sqrt(2)
 
 
 def blocks(values: Sequence[float], count: int) -> list[float]:
@@ -273,6 +285,6 @@ def _median(values: Iterable[float]) -> float:
     return (ordered[middle - 1] + ordered[middle]) / 2
 
 
-def _spread(values: Iterable[float], middle: float) -> float:
+def spread_of(values: Iterable[float], middle: float) -> float:
     """Standard deviation of noise with this median absolute deviation."""
     return 1.4826 * _median(abs(value - middle) for value in values)

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from everstep.diagnosis.abnormal import Kind, Limits, Signal
 from everstep.diagnosis.columns import Table
 from everstep.diagnosis.findings import NOBODY, Finding, Place, Site, Speaker
-from everstep.diagnosis.levels import blocks, is_ramp
+from everstep.diagnosis.levels import blocks, is_ramp, noise_of
 from everstep.diagnosis.peers import READINGS_MAX, PeerReader, Reading, compare, unit_of
 from everstep.diagnosis.progress import Pattern, Reader
 from everstep.diagnosis.sample import Sample
@@ -451,7 +451,7 @@ class _Story:
             return None
         parts = blocks(speeds[len(speeds) // 20 :], 10)
         before, after = parts[: len(parts) // 2], parts[-3:]
-        noise = _noise(speeds)
+        noise = noise_of(speeds)
         level = sorted(before)[len(before) // 2]
         steady = max(before) - min(before) <= 0.04 * level + 4 * noise
         fell = max(after) <= SHIFT * level and level - max(after) >= 6 * noise
@@ -538,12 +538,6 @@ def _attempts(samples: Sequence[Sample]) -> list[list[Sample]]:
 
 def _speeds(samples: Sequence[Sample]) -> list[float]:
     return [s.speed for s in samples if s.speed is not None]
-
-
-def _noise(values: Sequence[float]) -> float:
-    """Standard deviation of one value to the next, which a trend or a fall does not widen."""
-    steps = sorted(abs(b - a) for a, b in pairwise(values))
-    return 1.4826 * steps[len(steps) // 2] / math.sqrt(2) if steps else 0.0
 
 
 def _place(file: str, line: int, text: str) -> Place:

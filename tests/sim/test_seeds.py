@@ -242,7 +242,7 @@ def test_a_core_that_names_too_few_slices_is_found(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_core_that_compares_no_replicas_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("everstep.core.observe.differing", lambda _: "")
+    monkeypatch.setattr("everstep.core.copied.differing", lambda _: "")
     said = first_failure([replicated(seed, differ=True) for seed in range(20)])
     assert "was joined from slices of ranks that do not hold the same" in said
 

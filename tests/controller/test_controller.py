@@ -302,8 +302,8 @@ def test_a_step_that_cannot_be_published_is_told_and_training_goes_on(
         MachineProgress(
             machine=agent.machine,
             generation=start.generation,
-            slowest=Step(1),
-            fastest=Step(1),
+            slowest=Step(60),
+            fastest=Step(60),
             step_s=0.1,
         )
     )

@@ -62,6 +62,9 @@ class Course(Value, frozen=True, kw_only=True):
     """The lines at the end of each text that report steps."""
     machines: int
     """How many the job has, as far as known."""
+    failed_ranks: frozenset[Rank] = frozenset()
+    failed_machines: frozenset[str] = frozenset()
+    """Of which launchers report a bad end."""
     failed_attempts: tuple[int, ...] = ()
     """Attempts in which a device or a machine may have failed."""
 
@@ -135,7 +138,9 @@ def in_time(findings: Sequence[Finding]) -> list[Finding]:
 
 def _went_on(finding: Finding, course: Course) -> bool:
     place = finding.place
-    if place is None:
+    if place is None or finding.speaker.rank in course.failed_ranks:
+        return False
+    if finding.speaker.machine in course.failed_machines:
         return False
     after = sum(line > place.line for line in course.progress.get(place.file, ()))
     return after >= WENT_ON_LINES
@@ -169,9 +174,18 @@ def spreads(cause: Cause, course: Course, who: Who) -> set[Spread]:
         found.add(Spread.ALL_RANKS)
     if len(cause.machines) == 1 and course.machines > 1 and Spread.ALL_RANKS not in found:
         found.add(Spread.ONE_MACHINE)
+        if _covers_its_machine(cause, course):
+            found.add(Spread.WHOLE_MACHINE)
     if len(cause.machines) > 1:
         found.add(Spread.SEVERAL_MACHINES)
     return found
+
+
+def _covers_its_machine(cause: Cause, course: Course) -> bool:
+    per_machine = course.site.ranks_per_machine
+    if per_machine == 1 or not cause.ranks:
+        return True
+    return len(cause.ranks) >= max(2, 0.5 * (per_machine or 0))
 
 
 def phase_of(cause: Cause, course: Course) -> Phase | None:

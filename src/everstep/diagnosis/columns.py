@@ -167,10 +167,8 @@ def _cells(text: str, delimiter: str | None) -> list[str]:
     if delimiter is None:
         return text.split()
     if '"' in text and delimiter in ",;":
-        return [
-            cell.strip()
-            for cell in next(csv.reader([text.replace("\r", " ")], delimiter=delimiter), [])
-        ]
+        line = " ".join(text.splitlines())
+        return [cell.strip() for cell in next(csv.reader([line], delimiter=delimiter), [])]
     cells = [cell.strip() for cell in text.split(delimiter)]
     if delimiter == "|" and cells and not cells[0] and not cells[-1]:
         cells = cells[1:-1]

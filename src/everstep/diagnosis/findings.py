@@ -94,3 +94,8 @@ class Exit(Value, frozen=True, kw_only=True):
     place: Place
     at: Seconds | None = None
     attempt: int = 0
+
+    @property
+    def bad(self) -> bool:
+        """Whether it was neither well nor asked for."""
+        return self.code not in {0, -15}

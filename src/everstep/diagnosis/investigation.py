@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from everstep.diagnosis.answer import Answer
 from everstep.diagnosis.causes import Course
 from everstep.diagnosis.dumps import Dumps
-from everstep.diagnosis.findings import Finding, Site
+from everstep.diagnosis.findings import Exit, Finding, Site
+from everstep.diagnosis.history import told_apart
 from everstep.diagnosis.judge import Facts, judge
 from everstep.diagnosis.logs import LogReader, Patterns, People
 from everstep.diagnosis.metrics import MetricLines
@@ -87,24 +88,29 @@ class Investigation:
 
     def answer(self) -> Answer:
         """The judgement over all texts."""
-        findings = [finding for seen in self._seen for finding in seen.findings]
+        texts = told_apart(self._seen)
+        findings = [finding for seen in texts for finding in seen.findings]
         findings += self._collector.findings(self._site)
         findings += self._dumps.findings(self._site)
         findings += self._people.ledger.findings(self._site)
-        marks = [mark for seen in self._seen for mark in seen.marks]
-        exits = [ended for seen in self._seen for ended in seen.exits]
+        marks = [mark for seen in texts for mark in seen.marks]
+        exits = [ended for seen in texts for ended in seen.exits]
         facts = Facts(
             findings=tuple(findings),
             marks=tuple(marks),
             exits=tuple(exits),
             seen=tuple(self._seen),
-            course=self._course(findings, marks),
+            course=self._course(findings, marks, exits),
         )
         return judge(facts, self._rules, self._grades, self._people.who)
 
-    def _course(self, findings: Sequence[Finding], marks: list[Marked]) -> Course:
+    def _course(
+        self, findings: Sequence[Finding], marks: list[Marked], exits: Sequence[Exit]
+    ) -> Course:
         machines = {finding.speaker.machine for finding in findings} - {None}
-        site = self._site
+        site, who = self._site, self._people.who
+        last = max((end.attempt for end in exits), default=0)
+        ends = [end for end in exits if end.bad and end.attempt == last]
         if site.hosts:
             count = len(site.hosts)
         elif site.world_size and site.ranks_per_machine:
@@ -116,6 +122,12 @@ class Investigation:
             fresh_code=any(mark.means is Means.FRESH_CODE for mark in marks),
             progress={seen.file: seen.progress for seen in self._seen},
             machines=count,
+            failed_ranks=frozenset(
+                rank for end in ends if (rank := who.rank(end.speaker)) is not None
+            ),
+            failed_machines=frozenset(
+                name for end in ends if (name := who.machine(end.speaker)) is not None
+            ),
             failed_attempts=tuple(
                 sorted(
                     {f.attempt for f in findings if f.grade in _OF_MACHINES and f.role is Role.ROOT}

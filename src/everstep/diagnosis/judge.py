@@ -17,6 +17,7 @@ from everstep.diagnosis.accused import Accused, accused_by
 from everstep.diagnosis.answer import Answer
 from everstep.diagnosis.causes import Cause, Course, causes_of
 from everstep.diagnosis.findings import Exit, Finding
+from everstep.diagnosis.history import history
 from everstep.diagnosis.rules import Means, Rule
 from everstep.diagnosis.seen import Marked, Seen
 from everstep.diagnosis.waiting import judge_waiting
@@ -45,6 +46,12 @@ class Facts(Value, frozen=True, kw_only=True):
     exits: tuple[Exit, ...]
     seen: tuple[Seen, ...]
     course: Course
+
+    @property
+    def last_attempt(self) -> int:
+        """The newest run that anything is known of."""
+        of_findings = max((finding.attempt for finding in self.findings), default=0)
+        return max(of_findings, max((mark.attempt for mark in self.marks), default=0))
 
 
 def judge(facts: Facts, rules: Mapping[str, Rule], grades: Mapping[Grade, int], who: Who) -> Answer:
@@ -77,6 +84,11 @@ def judge(facts: Facts, rules: Mapping[str, Rule], grades: Mapping[Grade, int], 
 
 def _survived(cause: Cause, facts: Facts) -> bool:
     """Training went on after it, or it ended a side thread and the job ended well."""
+    last = facts.last_attempt
+    if max(cause.attempts) < last and _ended_well(facts, last) and not _failed(facts, last):
+        return True
+    if cause.first.grade is Grade.POLICY and max(cause.attempts) < last:
+        return True  # and another attempt was made
     if cause.went_on and cause.first.grade not in {Grade.POLICY, Grade.NUMERIC, Grade.SPEED}:
         return True
     in_thread = all("in_thread" in finding.traits for finding in cause.findings)
@@ -127,7 +139,7 @@ def _by_root(
     best: Cause, roots: Sequence[Cause], waiting: Sequence[Cause], facts: Facts, who: Who
 ) -> Answer:
     first = best.first
-    accused = accused_by(best, facts.course, who)
+    accused = _with_history(accused_by(best, facts.course, who), best, roots)
     action = accused.action or first.action
     others = [cause for cause in (*roots, *waiting) if cause is not best]
     return Answer(
@@ -141,6 +153,14 @@ def _by_root(
         why=_sentence(best, others, accused),
         would_change=_would_change(best, accused),
     )
+
+
+def _with_history(accused: Accused, best: Cause, roots: Sequence[Cause]) -> Accused:
+    runs = history(best, roots)
+    if runs is None:
+        return accused
+    machines = (runs.machine,) if runs.machine is not None else ()
+    return Accused(machines=machines, action=runs.action, root=runs.root, why=runs.why)
 
 
 def _confidence(best: Cause, roots: Sequence[Cause]) -> float:
@@ -178,7 +198,7 @@ def _ends(exits: Sequence[Exit], rules: Mapping[str, Rule]) -> list[Finding]:
     found = []
     for each in exits:
         rule = rules.get(f"exit.{each.code}") or rules.get("exit.other")
-        if each.code not in {0, -15} and rule is not None:
+        if each.bad and rule is not None:
             found.append(finding_of(rule, each))
     return found
 
@@ -210,12 +230,14 @@ def finding_of(rule: Rule, ended: Exit) -> Finding:
     )
 
 
-def _failed(facts: Facts) -> bool:
-    return any(ended.code not in {0, -15} for ended in facts.exits)
+def _failed(facts: Facts, attempt: int = 0) -> bool:
+    return any(ended.bad and ended.attempt >= attempt for ended in facts.exits)
 
 
-def _ended_well(facts: Facts) -> bool:
-    return any(mark.means is Means.FINISHED for mark in facts.marks)
+def _ended_well(facts: Facts, attempt: int = 0) -> bool:
+    """Whether this attempt, or one after it, says that it ended, and well."""
+    ends = [mark for mark in facts.marks if mark.means is Means.FINISHED]
+    return any(mark.attempt >= attempt for mark in ends)
 
 
 def _nothing(survived: Sequence[Cause], facts: Facts) -> Answer:

@@ -17,10 +17,15 @@ _HOST = r"(?P<machine>[A-Za-z][\w.-]*|\d{1,3}(?:\.\d{1,3}){3})"
 _BARE = re.compile(rf"{_HOST}: (?=\S)")
 """What pdsh, DeepSpeed and mpirun put in front."""
 _LABELS = (
+    # torch's, and everstep's; others without brackets
+    re.compile(r"\[rank[ _=:]?(?P<rank>\d+)\]:?", re.IGNORECASE),
+    re.compile(r"\(rank[ _=:]?(?P<rank>\d+)\):?", re.IGNORECASE),
+    re.compile(r"(?:global_)?rank[ _=:]?(?P<rank>\d+)(?::(?= )|(?= [|:-] )|\t)", re.IGNORECASE),
+    re.compile(r"rank=(?P<rank>\d+)(?=[\s,;|])"),
+    # Open MPI: job and rank
+    re.compile(r"\[\d+,(?P<rank>\d+)\]<std(?:out|err)>:"),
     # torchrun's --tee, alone or before torch's own label
-    re.compile(r"\[(?:default|[A-Za-z_]+)(?P<local>\d+)\]:"),
-    # torch's, and everstep's
-    re.compile(r"\[rank ?(?P<rank>\d+)\]:?"),
+    re.compile(r"\[[A-Za-z_]+(?P<local>\d+)\]:"),
     # NCCL: host:pid:tid [local rank]; newer ones put the time in front
     re.compile(r"(?P<machine>[\w.-]+):(?P<pid>\d+):\d+ \[(?P<local>\d+)\]"),
     # Ray
@@ -32,13 +37,16 @@ _LABELS = (
     # c10d within its messages
     re.compile(r"\[(?:PG [^\]]*? )?Rank (?P<rank>\d+)\]"),
     _BARE,
+    # the kernel's and other daemons' lines, whose time was passed by
+    re.compile(r"(?P<machine>[\w.-]*\d[\w.-]*) (?:kernel|systemd|[\w./-]+\[\d+\]):(?= )"),
     # syslog
     re.compile(rf"[A-Z][a-z]{{2}} [ \d]\d \d\d:\d\d:\d\d {_HOST} [\w./-]+(?:\[\d+\])?:"),
     # journalctl -o short-iso
     re.compile(rf"\d{{4}}-\d\d-\d\dT[\d:.]+(?:[+-][\d:]+|Z) {_HOST} [\w./-]+(?:\[\d+\])?:"),
 )
 _BETWEEN = re.compile(
-    r"\s*(?:\[?20\d\d[-/]\d\d[-/]\d\d[ T_][\d:.,]+Z?\]?|\[?\d\d:\d\d:\d\d(?:[.,]\d+)?\]?"
+    r"\s*(?:\[?20\d\d[-/]\d\d[-/]\d\d[ T_][\d:.,]+(?:Z|[+-]\d\d:?\d\d)?\]?"
+    r"|\[?\d\d:\d\d:\d\d(?:[.,]\d+)?\]?"
     r"|\[?[IWEF]\d{3,4} [\d:.]+ (?:\d+ )?[\w./-]+:\d+\]"
     r"|\[?(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\]?:?|\d{1,5}:(?= )|-)[\s,]*"
 )

@@ -23,6 +23,7 @@ from everstep.diagnosis.seen import Marked, Seen
 from everstep.diagnosis.silence import Ledger
 from everstep.diagnosis.stamps import stamp_of
 from everstep.diagnosis.steps import progress_in
+from everstep.diagnosis.tasks import Tasks
 from everstep.diagnosis.text import clean, readable
 from everstep.diagnosis.tracebacks import LOOK_BACK_LINES, Trace, trace_before
 from everstep.diagnosis.who import Who
@@ -66,6 +67,7 @@ class Patterns:
         made_by = engine or fastest()
         self.scanner = Scanner([entry.regex for entry in self.entries], made_by)
         self.metrics = metric_scanner(made_by)
+        self.by_id = {rule.id: rule for rule in rules.rule}
         self.compiled = [re.compile(entry.regex) for entry in self.entries]
         self.unless = {
             entry.owner.id: [re.compile(regex) for regex in entry.owner.unless]
@@ -101,6 +103,8 @@ class LogReader:
         self._marks: list[Marked] = []
         self._new: list[Finding] = []
         self._exits = Exits()
+        self._tasks = Tasks()
+        self._tasks_at: _Here | None = None
         self._waited = False
 
     def feed(self, chunk: bytes) -> None:
@@ -120,6 +124,26 @@ class LogReader:
         new, self._new = self._new, []
         return new
 
+    def _foreign_memory(self) -> list[Finding]:
+        rule = self._patterns.by_id.get("derived.foreign-memory")
+        name, here = self._tasks.foreign, self._tasks_at
+        if rule is None or name is None or here is None:
+            return []
+        return [
+            Finding(
+                rule=rule.id,
+                role=rule.role,
+                category=rule.category,
+                root=rule.root,
+                grade=rule.grade,
+                action=rule.first_action,
+                why=f"{rule.why}: {name}",
+                place=here.place,
+                speaker=here.speaker,
+                attempt=self._attempt,
+            )
+        ]
+
     def finish(self) -> Seen:
         """Everything that was found."""
         if self._left:
@@ -138,7 +162,7 @@ class LogReader:
         progress = progress_in(tail)
         return Seen(
             file=self._file,
-            findings=tuple(self._findings.values()),
+            findings=(*self._findings.values(), *self._foreign_memory()),
             marks=tuple(self._marks),
             exits=tuple(self._exits.found),
             lines=self._lines,
@@ -194,6 +218,10 @@ class LogReader:
         if mark.means is Means.MACHINE:
             self._section = self._who.owner_named_in(here.shown) or self._section
             return
+        if mark.means is Means.TASKS:
+            self._tasks.take(here.shown)
+            self._tasks_at = here
+            return
         if mark.means is Means.WAITS:
             self._wait(here, before)
             return
@@ -240,6 +268,8 @@ class LogReader:
         if rule.role is Role.ROOT:
             before = _lines_before(text)
             trace = trace_before(before, len(before) - 1)
+            if "ignored" in trace.traits:
+                return
             step = progress_in(before).last_step
         found = self._findings[key] = Finding(
             rule=rule.id,

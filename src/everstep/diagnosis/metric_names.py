@@ -60,7 +60,7 @@ MEANINGS: dict[str, Meaning] = {
         " batch_time_ms step_ms step_duration_ms",
         1e-3,
     ),
-    **_names("time", "time"),
+    **_names("time", "time total"),
     **_names(
         "tokens_per_s",
         "tokens_per_s tokens_per_sec tokens_per_second tokens_s tok_s tok_sec tok_per_s tps"

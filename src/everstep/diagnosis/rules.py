@@ -42,6 +42,8 @@ class Spread(StrEnum):
 
     ONE_MACHINE = "one_machine"
     """On one of several machines."""
+    WHOLE_MACHINE = "whole_machine"
+    """On one of several machines, and on most of its ranks: not what a single rank does for all."""
     SEVERAL_MACHINES = "several_machines"
     ALL_RANKS = "all_ranks"
 
@@ -146,6 +148,8 @@ class Means(StrEnum):
     """Says whose text the following is: `kubectl describe node`, a comment."""
     IDENTITY = "identity"
     """Says which rank, process, address or machine belong together."""
+    TASKS = "tasks"
+    """Says how much memory a process had when the kernel looked for one to kill: tasks.py."""
     WAITS = "waits"
     """Says where a rank stands in its collectives: ledger.py reads it."""
 

@@ -21,11 +21,11 @@ FORMS_MAX = 10_000
 SUSPICIOUS = re.compile(
     rb"abort|assert|bad|blocked|broken|busy|cancel|cannot|can't|closed|corrupt|CUDA|cud|denied|died"
     rb"|down|ECC|EDAC|(?-i:E[A-Z]{3,})|error|evict|exceed|except|exit|expired|fail|fatal|fault"
-    rb"|full|gone|GPU|hang|hung|illegal|interrupt|invalid|kill|leak|limit|link|lockup|lost|memory"
-    rb"|miss|nan\b|NCCL|no |not |NODE|OOM|overflow|panic|preempt|quota|reach|read-only|refus|reject"
-    rb"|reset|retr|segfault|server|shm|signal|SIG|slow|space|stale|stall|status|stop|stuck|suspend"
-    rb"|terminat|timed|timeout|trap|unable|undefined|unavailable|unexpected|unhealthy|unknown"
-    rb"|unreach|warn|Xid|[^\x00-\x7f]",
+    rb"|full|gone|GPU|hang|hung|illegal|indexed_dataset|interrupt|invalid|kill|leak|limit|link"
+    rb"|lockup|lost|memmap|memory|miss|nan\b|NCCL|no |not |NODE|OOM|overflow|panic|preempt|quota"
+    rb"|reach|read-only|refus|reject|reset|retr|segfault|server|shm|signal|SIG|slow|space|stale"
+    rb"|stall|status|stop|stuck|suspend|terminat|throttl|timed|timeout|trap|unable|undefined"
+    rb"|unavailable|unexpected|unhealthy|unknown|unreach|warn|Xid|[^\x00-\x7f]",
     re.IGNORECASE,
 )
 """Every line that any rule speaks about has one of these."""

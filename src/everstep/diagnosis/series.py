@@ -19,6 +19,7 @@ from everstep.diagnosis.abnormal import Kind, Limits, Signal
 from everstep.diagnosis.columns import Table
 from everstep.diagnosis.findings import NOBODY, Finding, Place, Site, Speaker
 from everstep.diagnosis.levels import blocks, is_ramp, noise_of
+from everstep.diagnosis.metric_names import TOLD
 from everstep.diagnosis.peers import READINGS_MAX, PeerReader, Reading, compare, unit_of
 from everstep.diagnosis.progress import Pattern, Reader
 from everstep.diagnosis.sample import Sample
@@ -203,7 +204,28 @@ def _streams(samples: Sequence[Sample]) -> dict[tuple[Rank | None, str | None], 
     streams: dict[tuple[Rank | None, str | None], list[Sample]] = {}
     for sample in samples:
         streams.setdefault((sample.rank, sample.host), []).append(sample)
-    return streams
+    return {who: _of_one_printer(stream) for who, stream in streams.items()}
+
+
+def _of_one_printer(stream: list[Sample]) -> list[Sample]:
+    """Without the lines of other ranks, where several print each step and do not say who they are.
+
+    Two lines of one step that tell different things are one rank's.
+    """
+    again = [
+        earlier.step == later.step and _told(earlier) == _told(later)
+        for earlier, later in pairwise(stream)
+    ]
+    if sum(again) < len(stream) // 2:
+        return stream
+    return [
+        stream[0],
+        *(sample for sample, same in zip(stream[1:], again, strict=True) if not same),
+    ]
+
+
+def _told(sample: Sample) -> tuple[str, ...]:
+    return tuple(name for name in TOLD if getattr(sample, name) is not None)
 
 
 def _lonely_nan(

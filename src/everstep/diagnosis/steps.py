@@ -19,6 +19,9 @@ _STEP = re.compile(
     re.IGNORECASE,
 )
 _BAR = re.compile(r"\|\s*(\d{1,9})/\d{1,9} \[")
+_LOSS = re.compile(
+    r"(?:^|[\s{(|,'\"])(?:train_|lm |train/)?loss['\"]?\s*[:= ]\s*-?(\d+)\.\d", re.IGNORECASE
+)
 _EPOCH = re.compile(r"(?:^|\W)epoch[ :=]+(\d{1,6})\b", re.IGNORECASE)
 _NO_PROGRESS = re.compile(
     r"Error|Exception|Traceback|\bFile \"|NCCL|SocketImpl|exitcode|signal|WARN|Work(?:NCCL|Gloo)"
@@ -55,7 +58,7 @@ def step_of(line: str) -> tuple[int, str] | None:
     """The step that a line reports, and the form of what stands before it."""
     if _NO_PROGRESS.search(line):
         return None
-    found = _STEP.search(line) or _BAR.search(line) or _EPOCH.search(line)
+    found = _STEP.search(line) or _BAR.search(line) or _EPOCH.search(line) or _LOSS.search(line)
     if found is None:
         return None
     before = _DIGITS.sub("#", line[: found.start(1)])

@@ -23,6 +23,7 @@ _CHAINED = (
     "During handling of the above exception, another exception occurred",
     "The above exception was the direct cause of the following exception",
 )
+_IGNORED = re.compile(r"^\W*Exception ignored in")
 _THREAD = re.compile(r"Exception in thread (?P<name>[^:]+)")
 _LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python3|^<frozen|/opt/conda/lib/")
 _LOADER = re.compile(
@@ -44,7 +45,7 @@ class Trace(Value, frozen=True, kw_only=True):
     """File and function, the innermost last."""
     traits: tuple[str, ...] = ()
     """Words that rules ask for: in_thread, in_loader, in_checkpoint, in_launcher, in_library,
-    chained (it followed another one)."""
+    in_memmap, chained (it followed another one), ignored (Python says that it went on)."""
 
 
 def trace_before(lines: Sequence[str], at: int) -> Trace:
@@ -59,6 +60,8 @@ def trace_before(lines: Sequence[str], at: int) -> Trace:
         if begun:
             if thread:
                 traits.add("in_thread")
+            elif _IGNORED.search(rest):
+                traits.add("ignored")
             elif any(words in rest for words in _CHAINED) or not rest.strip():
                 traits |= {"chained"} if rest.strip() else set()
                 continue
@@ -80,6 +83,8 @@ def _traits_of(frames: Sequence[tuple[str, str]]) -> set[str]:
     traits = set()
     if any(_LOADER.search(file) or function in _LOADER_FUNCTIONS for file, function in frames):
         traits.add("in_loader")
+    if any("memmap" in file or "memmap" in function for file, function in frames):
+        traits.add("in_memmap")
     if any(_CHECKPOINT.search(file) for file, _ in frames):
         traits.add("in_checkpoint")
     if any(_ELASTIC.search(file) for file, _ in frames):

@@ -122,6 +122,8 @@ class Grade(StrEnum):
     """Storage or a service outside did not answer."""
     NETWORK = "network"
     """A link or a peer did not answer, and the line tells more than that."""
+    OUTCOME = "outcome"
+    """Something could not be done, for a reason that stands elsewhere if it is known."""
     DEVICE = "device"
     """A device error that code and hardware both can cause."""
     NUMERIC = "numeric"

@@ -96,8 +96,8 @@ class Desk:
             except ShardMissing as missing:
                 try:
                     own = slots.find(self._shm, expected)
-                except (ShardMissing, ShardLost):
-                    raise missing from None
+                except (ShardMissing, ShardLost) as error:
+                    raise ShardMissing(f"{missing}, and {error}") from error
                 yield own, False
             else:
                 yield shard, True

@@ -25,8 +25,9 @@ $(READY): pyproject.toml scripts/venv.py
 demo: $(READY)
 	@$(BIN)/python examples/gpt/demo.py
 
+# Two at a time, since most of what they wait for are other processes; tests of one file stay together.
 test: check
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -n 2 --dist loadfile
 
 check: $(READY)
 	@$(BIN)/python scripts/check.py
@@ -48,6 +49,7 @@ cases: $(READY)
 bench: $(READY)
 	@$(BIN)/python bench/restart.py
 	@$(BIN)/python bench/checkpoint.py
+	@$(BIN)/python bench/diagnose.py
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

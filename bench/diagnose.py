@@ -20,14 +20,19 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
+from diagnose_script import LINES
 from form import Row, arguments, report
+from launched import Everstep, Program, fresh
 
 from everstep.diagnosis.logs import Patterns
 from everstep.diagnosis.tables import own_rules
+from everstep.events import EvidenceFound
 
 RANKS = 64
 GIGABYTE = 1_000_000_000
 QUICK_BYTES = 200_000_000
+WITHIN_S = 120.0
+"""Far above the ten seconds that the job takes."""
 ECHO = (
     "[rank{rank}]:[W1019 21:08:46.866165802 TCPStore.cpp:125] [c10d] recvValue failed on "
     "SocketImpl(fd=99, addr=[node-{node:02}]:48732, remote=[node-00]:29517): failed to recv\n"
@@ -62,6 +67,8 @@ def main() -> None:
             ours.append(timed([sys.executable, "-m", "everstep", "diagnose", "--json", str(log)]))
             greps.append(timed(["grep", "-cE", "-f", str(alternatives), str(log)]))
         bytes_ = log.stat().st_size
+        print("a job whose rank prints failures", flush=True)
+        delays = live_latencies(Path(folder) / "job")
     everstep = bytes_ / median(run.seconds for run in ours)
     grep = bytes_ / median(run.seconds for run in greps)
     report(
@@ -69,6 +76,12 @@ def main() -> None:
             Row("everstep_bytes_per_s", everstep, note="whole command, start-up included"),
             Row("grep_bytes_per_s", grep, note=f"{len(grep_alternatives())} alternatives"),
             Row("ratio", everstep / grep, at_least=0.5),
+            Row(
+                "live_latency_s",
+                median(delays),
+                at_most=0.2,
+                note=f"median of {len(delays)} lines, worst {max(delays):.2f}",
+            ),
             Row("peak_rss_bytes", max(run.peak_rss_bytes for run in ours), at_most=3e8),
         ],
         options.json,
@@ -103,6 +116,26 @@ def make_log(path: Path, size: int) -> None:
         out.write(CAUSE.encode())
         for rank in range(RANKS):
             out.write(ECHO.format(rank=rank, node=rank // 8).encode())
+
+
+def live_latencies(directory: Path) -> list[float]:
+    """Seconds from the moment that a rank prints a line to its evidence in the journal."""
+    program = Program("diagnose_script.py", (), ranks=2)
+    with Everstep(fresh(directory), program) as job:
+        deadline = time.monotonic() + WITHIN_S
+        while not (job.job_directory / "result.json").exists():
+            if time.monotonic() > deadline:
+                raise SystemExit("the job that prints failures did not end")
+            time.sleep(0.1)
+        told: dict[str, float] = {}
+        for record in job.journal():
+            if isinstance(record.event, EvidenceFound):
+                for finding in record.event.findings:
+                    if finding.place is not None:
+                        told.setdefault(finding.place.text, record.time)
+    said = (directory / "marks" / "said").read_text().splitlines()
+    printed = {line: float(at) for at, _, line in (entry.partition(" ") for entry in said)}
+    return [told[line] - printed[line] for line in LINES if line in told and line in printed]
 
 
 def grep_alternatives() -> list[str]:

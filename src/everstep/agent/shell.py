@@ -47,7 +47,7 @@ from everstep.events import MachineJoined, OutputLines, RankExited, TimerFired
 from everstep.model import NO_GENERATION, NO_STEP, Generation, NodeRank, Seconds
 from everstep.wire import Welcome
 
-OUTPUT_EVERY_S: Seconds = 0.2
+OUTPUT_EVERY_S: Seconds = 0.1
 """Between looks for new output of ranks."""
 BOUND_EVERY_S: Seconds = 5.0
 """Between looks at the size of the logs."""

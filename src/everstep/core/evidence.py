@@ -13,12 +13,13 @@ from everstep.diagnosis.findings import Site
 from everstep.diagnosis.judge import Facts, judge
 from everstep.diagnosis.tables import own_grades, own_rules
 from everstep.diagnosis.who import Who
-from everstep.diagnosis.words import FirstAction, RootClass
+from everstep.diagnosis.words import FirstAction, Grade, RootClass
 from everstep.events import EvidenceFound
 from everstep.model import MachineId, NodeRank, Seconds, Value
 
 EVIDENCE_MAX = 500
 """Pieces of evidence kept of one failure: the first ones count, the rest is consequences."""
+ITS_OWN = frozenset({Grade.HOST, Grade.HARDWARE})
 SURVIVED_STEPS = 3
 """A line after which training made so many steps did not end it."""
 SURVIVED_S: Seconds = 600.0
@@ -79,8 +80,13 @@ def judged(state: State) -> Judged | None:
 
 
 def accused_machines(state: State, found: Judged) -> list[MachineId]:
-    """Members that the evidence says to evict."""
-    if found.answer.first_action is not FirstAction.EVICT_MACHINE:
+    """Members that the evidence says to evict, because they or their devices said it themselves.
+
+    What only follows from who else did not fail, such as a file that one machine lacks, may be the
+    program's doing and is tried again first: a restart costs seconds.
+    """
+    first = found.answer.evidence[0]
+    if found.answer.first_action is not FirstAction.EVICT_MACHINE or first.grade not in ITS_OWN:
         return []
     members = {machine.machine for machine in state.members()}
     return [MachineId(m) for m in found.answer.accused_machines if MachineId(m) in members]

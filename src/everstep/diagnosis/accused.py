@@ -78,7 +78,7 @@ def _named(findings: Sequence[Finding], who: Who) -> tuple[tuple[str, ...], tupl
             ranks[Rank(int(name.removeprefix("rank ")))] = None
         else:
             node = who.node(name)
-            if node is not None and who.is_machine(node):
+            if node is not None and (who.is_machine(node) or who.may_be_machine(node)):
                 machines[node] = None
     for rank in ranks:
         node = who.machine_of(rank)

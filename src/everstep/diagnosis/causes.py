@@ -142,7 +142,8 @@ def _went_on(finding: Finding, course: Course) -> bool:
         return False
     if finding.speaker.machine in course.failed_machines:
         return False
-    after = sum(line > place.line for line in course.progress.get(place.file, ()))
+    last = max(place.line, finding.last_line)
+    after = sum(line > last for line in course.progress.get(place.file, ()))
     return after >= WENT_ON_LINES
 
 

@@ -75,6 +75,8 @@ class Finding(Value, frozen=True, kw_only=True):
     """Which run of the job, counted from 0 in the order of time."""
     repeated: int = 1
     """How often it stands there, with what a launcher's "repeated 30x" says."""
+    last_line: int = 0
+    """Where it stands for the last time, in the text of `place`; 0: only there."""
     undecided: str = ""
     """What would change the verdict: a test, a fact that is missing. Empty: nothing would."""
     traits: tuple[str, ...] = ()

@@ -243,14 +243,13 @@ def _ended_well(facts: Facts, attempt: int = 0) -> bool:
 def _nothing(survived: Sequence[Cause], facts: Facts) -> Answer:
     """No cause was found."""
     if survived:
-        first = survived[0].first
+        # A side thread that died stays dead, so its service is worth a look; a retry that got
+        # through is not.
+        lasting = next((c.first for c in survived if "in_thread" in c.first.traits), None)
+        external = lasting is not None and lasting.category is Category.EXTERNAL_SERVICE_ERROR
         return Answer(
-            category=first.category
-            if first.category is Category.EXTERNAL_SERVICE_ERROR
-            else Category.NONE,
-            root_class=RootClass.TRANSIENT
-            if first.category is Category.EXTERNAL_SERVICE_ERROR
-            else RootClass.NONE,
+            category=Category.EXTERNAL_SERVICE_ERROR if external else Category.NONE,
+            root_class=RootClass.TRANSIENT if external else RootClass.NONE,
             first_action=FirstAction.NONE,
             confidence=0.8,
             evidence=tuple(cause.first for cause in survived[:EVIDENCE_LINES]),

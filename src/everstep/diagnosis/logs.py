@@ -93,7 +93,7 @@ class LogReader:
         self._patterns = patterns
         self._who = people.who
         self._attempt = attempt
-        self._section = speaker_of_file(file)
+        self._section = self._speaker_of_file(file)
         self._left = b""
         self._before = b""
         self._lines = 0
@@ -192,7 +192,7 @@ class LogReader:
         shown = clean(raw if len(raw) <= LINE_BYTES else raw[:LINE_BYTES])
         section = section_of(shown)
         if section is not None:
-            self._section = speaker_of_file(section)
+            self._section = self._speaker_of_file(section)
             return
         speaker, rest = self._speaker(shown)
         here = _Here(
@@ -262,7 +262,9 @@ class LogReader:
         times = repeated(here.shown)
         known = self._findings.get(key)
         if known is not None:
-            self._findings[key] = msgspec.structs.replace(known, repeated=known.repeated + times)
+            self._findings[key] = msgspec.structs.replace(
+                known, repeated=known.repeated + times, last_line=here.place.line
+            )
             return
         trace, step = Trace(), None
         if rule.role is Role.ROOT:
@@ -303,6 +305,14 @@ class LogReader:
             found[entry.owner.id] = entry
         special = [entry for entry in found.values() if not _is_last_resort(entry.owner)]
         return special or list(found.values())
+
+    def _speaker_of_file(self, name: str) -> Speaker:
+        """By its name's own form, else by a machine of the site that stands in it."""
+        found = speaker_of_file(name)
+        owner = self._who.owner_named_in(name)
+        if owner is None or (found.machine is not None and self._who.is_machine(found.machine)):
+            return found
+        return msgspec.structs.replace(found, machine=owner.machine)
 
     def _speaker(self, shown: str) -> tuple[Speaker, str]:
         """From the line's labels, else from the name of its file or section."""

@@ -20,7 +20,7 @@ _OWN_SOCKET = re.compile(
     r"SocketImpl\(fd=\d+, addr=\[(?:::ffff:)?(?P<machine>[\w.-]+)\]:\d+, remote=\["
 )
 _POD = re.compile(
-    r"^(?P<pod>[a-z0-9][\w.-]*) +\d+/\d+ +\w+ .*?(?P<address>\d+\.\d+\.\d+\.\d+) +(?P<node>[\w.-]+)"
+    r"^(?P<pod>[a-z0-9][\w.-]*) +\d+/\d+ +\w+ .*?(?P<address>\d+\.\d+\.\d+\.\d+|<none>) +(?P<node>[\w.-]+)"
 )
 _OWNER = re.compile(r"^(?:Name|Node|Hostname|hostname):? +(?P<machine>[\w.-]+)")
 _HOST_LIST = re.compile(r"(?P<prefix>[A-Za-z][\w.-]*?)\[(?P<numbers>[\d,-]+)\]")
@@ -143,11 +143,20 @@ class Who:
         common = set.intersection(*lists)
         return common.pop() if len(common) == 1 else None
 
+    def may_be_machine(self, name: str) -> bool:
+        """Whether a name looks like one, where the site does not say which there are."""
+        looks = any(char.isdigit() for char in name) and not name.replace(".", "").isdigit()
+        return not self._site.hosts and looks
+
     def is_machine(self, name: str) -> bool:
         """Whether a name is known to be one."""
         known = {*self._site.hosts, *self._machine_of_rank.values()}
         known |= {*self._machine_of_address.values(), *self._node_of_pod.values()}
         return name in known
+
+
+def _names(text: str, host: str) -> bool:
+    return re.search(rf"(?<![A-Za-z0-9]){re.escape(host)}(?![A-Za-z0-9])", text) is not None
 
 
 def _expanded(prefix: str, numbers: str) -> Iterator[str]:

@@ -24,8 +24,8 @@ SUSPICIOUS = re.compile(
     rb"|full|gone|GPU|hang|hung|illegal|indexed_dataset|interrupt|invalid|kill|leak|limit|link"
     rb"|lockup|lost|memmap|memory|miss|nan\b|NCCL|no |not |NODE|OOM|overflow|panic|preempt|quota"
     rb"|reach|read-only|refus|reject|reset|retr|segfault|server|shm|signal|SIG|slow|space|stale"
-    rb"|stall|submitted|status|stop|stuck|suspend|terminat|throttl|timed|timeout|trap|unable|undefined"
-    rb"|unavailable|unexpected|unhealthy|unknown|unreach|warn|Xid|[^\x00-\x7f]",
+    rb"|stall|status|stop|stuck|submitted|suspend|terminat|throttl|timed|timeout|trap|unable"
+    rb"|undefined|unavailable|unexpected|unhealthy|unknown|unreach|warn|Xid|[^\x00-\x7f]",
     re.IGNORECASE,
 )
 """Every line that any rule speaks about has one of these."""

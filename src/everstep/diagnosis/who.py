@@ -20,7 +20,8 @@ _OWN_SOCKET = re.compile(
     r"SocketImpl\(fd=\d+, addr=\[(?:::ffff:)?(?P<machine>[\w.-]+)\]:\d+, remote=\["
 )
 _POD = re.compile(
-    r"^(?P<pod>[a-z0-9][\w.-]*) +\d+/\d+ +\w+ .*?(?P<address>\d+\.\d+\.\d+\.\d+|<none>) +(?P<node>[\w.-]+)"
+    r"^(?P<pod>[a-z0-9][\w.-]*) +\d+/\d+ +\w+ .*?"
+    r"(?P<address>\d+\.\d+\.\d+\.\d+|<none>) +(?P<node>[\w.-]+)"
 )
 _OWNER = re.compile(r"^(?:Name|Node|Hostname|hostname):? +(?P<machine>[\w.-]+)")
 _HOST_LIST = re.compile(r"(?P<prefix>[A-Za-z][\w.-]*?)\[(?P<numbers>[\d,-]+)\]")

@@ -35,6 +35,9 @@ _CHECKPOINT = re.compile(
     r"torch/serialization\.py|distributed/checkpoint/|dist_checkpointing|checkpoint(?:ing)?\.py"
     r"|safetensors"
 )
+_SHARED_MEMORY = re.compile(r"/multiprocessing/(?:synchronize|shared_memory)\.py$")
+"""Semaphores and segments lie in /dev/shm, whatever errno says of a device."""
+_HTTP = re.compile(r"/urllib/request\.py|/http/client\.py|/(?:requests|urllib3|httpx|aiohttp)/")
 _ELASTIC = re.compile(r"torch/distributed/(?:run|launcher|elastic)")
 
 
@@ -45,7 +48,8 @@ class Trace(Value, frozen=True, kw_only=True):
     """File and function, the innermost last."""
     traits: tuple[str, ...] = ()
     """Words that rules ask for: in_thread, in_loader, in_checkpoint, in_launcher, in_library,
-    in_memmap, chained (it followed another one), ignored (Python says that it went on)."""
+    in_memmap, in_shared_memory, in_http, chained (it followed another one), ignored (Python says
+    that it went on)."""
 
 
 def trace_before(lines: Sequence[str], at: int) -> Trace:
@@ -87,6 +91,10 @@ def _traits_of(frames: Sequence[tuple[str, str]]) -> set[str]:
         traits.add("in_memmap")
     if any(_CHECKPOINT.search(file) for file, _ in frames):
         traits.add("in_checkpoint")
+    if any(_HTTP.search(file) for file, _ in frames):
+        traits.add("in_http")
+    if _SHARED_MEMORY.search(frames[-1][0]):
+        traits.add("in_shared_memory")
     if any(_ELASTIC.search(file) for file, _ in frames):
         traits.add("in_launcher")
     if _LIBRARY.search(frames[-1][0]):

@@ -35,6 +35,8 @@ class Cause(Value, frozen=True, kw_only=True):
     accuses: Accuses
     went_on: bool = False
     """Training made steps after it, in the same attempt."""
+    went_on_at_first: bool = False
+    """The same after it was printed first, though perhaps not after it was printed last."""
 
     @property
     def first(self) -> Finding:
@@ -104,7 +106,8 @@ def _cause(
         ranks=tuple(ranks),
         machines=tuple(machines),
         accuses=rule.accuses if rule is not None else Accuses.NOBODY,
-        went_on=all(_went_on(finding, course) for finding in group),
+        went_on=all(_went_on(finding, course, finding.last_line) for finding in group),
+        went_on_at_first=all(_went_on(finding, course) for finding in group),
     )
     if rule is None:
         return cause
@@ -136,14 +139,14 @@ def in_time(findings: Sequence[Finding]) -> list[Finding]:
     return sorted(findings, key=lambda finding: finding.attempt)
 
 
-def _went_on(finding: Finding, course: Course) -> bool:
+def _went_on(finding: Finding, course: Course, line: int = 0) -> bool:
     place = finding.place
     if place is None or finding.speaker.rank in course.failed_ranks:
         return False
     if finding.speaker.machine in course.failed_machines:
         return False
-    last = max(place.line, finding.last_line)
-    after = sum(line > last for line in course.progress.get(place.file, ()))
+    since = max(place.line, line)
+    after = sum(step > since for step in course.progress.get(place.file, ()))
     return after >= WENT_ON_LINES
 
 

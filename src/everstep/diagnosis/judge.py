@@ -83,7 +83,9 @@ def judge(facts: Facts, rules: Mapping[str, Rule], grades: Mapping[Grade, int], 
 
 
 def _survived(cause: Cause, facts: Facts) -> bool:
-    """Training went on after it, or it ended a side thread and the job ended well."""
+    """Training went on after it; or the job ended well, and it had ended a side thread, or had been
+    survived before.
+    """
     last = facts.last_attempt
     if max(cause.attempts) < last and _ended_well(facts, last) and not _failed(facts, last):
         return True
@@ -92,7 +94,7 @@ def _survived(cause: Cause, facts: Facts) -> bool:
     if cause.went_on and cause.first.grade not in {Grade.POLICY, Grade.NUMERIC, Grade.SPEED}:
         return True
     in_thread = all("in_thread" in finding.traits for finding in cause.findings)
-    return in_thread and _ended_well(facts) and not _failed(facts)
+    return (in_thread or cause.went_on_at_first) and _ended_well(facts) and not _failed(facts)
 
 
 def _best(roots: Sequence[Cause], grades: Mapping[Grade, int]) -> Cause:

@@ -20,7 +20,6 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from diagnose_script import LINES
 from form import Row, arguments, report
 from launched import Everstep, Program, fresh
 
@@ -127,15 +126,18 @@ def live_latencies(directory: Path) -> list[float]:
             if time.monotonic() > deadline:
                 raise SystemExit("the job that prints failures did not end")
             time.sleep(0.1)
-        told: dict[str, float] = {}
+        told: dict[tuple[int | None, str], float] = {}
         for record in job.journal():
             if isinstance(record.event, EvidenceFound):
                 for finding in record.event.findings:
                     if finding.place is not None:
-                        told.setdefault(finding.place.text, record.time)
-    said = (directory / "marks" / "said").read_text().splitlines()
-    printed = {line: float(at) for at, _, line in (entry.partition(" ") for entry in said)}
-    return [told[line] - printed[line] for line in LINES if line in told and line in printed]
+                        told.setdefault((finding.speaker.rank, finding.place.text), record.time)
+    delays = []
+    for rank in range(program.ranks):
+        for entry in (directory / "marks" / f"said-{rank}").read_text().splitlines():
+            at, _, line = entry.partition(" ")
+            delays.append(told[rank, line] - float(at))
+    return delays
 
 
 def grep_alternatives() -> list[str]:

@@ -5,6 +5,7 @@ Used by bench/diagnose.py; the time is wall-clock seconds, as the controller's j
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -27,7 +28,8 @@ EVERY_S = 0.73
 
 def main() -> None:
     """Print all lines; write down when, beside their number."""
-    said = Path(sys.argv[sys.argv.index("--marks") + 1]) / "said"
+    marks = Path(sys.argv[sys.argv.index("--marks") + 1])
+    said = marks / f"said-{os.environ['RANK']}"
     time.sleep(2)
     with said.open("w") as file:
         for line in LINES:

@@ -140,6 +140,15 @@ def test_a_rule_of_the_site_speaks(command: Command, tmp_path: Path) -> None:
     assert done.answer["evidence"][0]["rule"] == "site.pdu"
 
 
+def test_numbers_in_a_form_of_the_site_are_judged(command: Command, tmp_path: Path) -> None:
+    rules, log = tmp_path / "site.toml", tmp_path / "job.log"
+    rules.write_text("[[metric]]\nmatch = 'TICK<(?P<step>\\d+)> cost~(?P<loss>\\S+)'\n")
+    lines = [f"TICK<{n}> cost~{'nan' if n > 200 else 2.5}\n" for n in range(260)]
+    log.write_text("".join(lines))
+    assert command("--json", log).answer["category"] == "none"
+    assert command("--json", "--rules", rules, log).answer["category"] == "nan_value"
+
+
 def test_what_cannot_be_read_is_named_and_the_rest_is_answered(
     command: Command, logs: Path
 ) -> None:
@@ -157,6 +166,7 @@ def test_what_cannot_be_read_is_named_and_the_rest_is_answered(
         (["{empty}"], "There is no file in"),
         (["--layout", "{broken}", "{log}"], "is no layout"),
         (["--rules", "{broken}", "{log}"], "is no table of rules"),
+        (["--rules", "{metric}", "{log}"], "unknown group lozz"),
     ],
 )
 def test_a_wrong_question_gets_one_sentence(
@@ -165,7 +175,8 @@ def test_a_wrong_question_gets_one_sentence(
     (tmp_path / "empty").mkdir()
     (tmp_path / "broken").write_text("{[")
     (tmp_path / "log").write_text("step 1\n")
-    names = {name: tmp_path / name for name in ("empty", "broken", "log")}
+    (tmp_path / "metric").write_text("[[metric]]\nmatch = '(?P<step>\\d+) (?P<lozz>\\d+)'\n")
+    names = {name: tmp_path / name for name in ("empty", "broken", "log", "metric")}
     done = command(*(word.format(**names) for word in words))
     assert done.code == 2
     assert says in done.err

@@ -26,6 +26,7 @@ from everstep.diagnosis.answer import Answer
 from everstep.diagnosis.findings import Finding, Site
 from everstep.diagnosis.investigation import Investigation
 from everstep.diagnosis.logs import Patterns
+from everstep.diagnosis.progress import Pattern
 from everstep.diagnosis.rules import Rules, parse, together
 from everstep.diagnosis.tables import own_grades, own_rules
 from everstep.model import UserError, Value
@@ -74,7 +75,13 @@ def diagnose(paths: Sequence[str], *, layout: Path | None, extra: Path | None, j
 def _rules(extra: Path | None) -> Rules:
     if extra is None:
         return own_rules()
-    return together((own_rules(), parse(extra.read_text("utf-8"), str(extra))))
+    of_site = parse(extra.read_text("utf-8"), str(extra))
+    for entry in of_site.metric:
+        try:
+            Pattern.of(entry.match)
+        except ValueError as error:
+            raise UserError(f"{extra}: {error}.") from error
+    return together((own_rules(), of_site))
 
 
 def _site(layout: Path | None) -> Site:

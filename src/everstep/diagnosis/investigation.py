@@ -17,6 +17,7 @@ from everstep.diagnosis.history import told_apart
 from everstep.diagnosis.judge import Facts, judge
 from everstep.diagnosis.logs import LogReader, Patterns, People
 from everstep.diagnosis.metrics import MetricLines
+from everstep.diagnosis.progress import Pattern
 from everstep.diagnosis.rules import Means, Rules
 from everstep.diagnosis.seen import Marked, Seen
 from everstep.diagnosis.series import Collector
@@ -68,7 +69,7 @@ class Investigation:
         self._patterns = patterns
         self._people = People(Who(site), Ledger())
         self._seen: list[Seen] = []
-        self._collector = Collector()
+        self._collector = Collector([Pattern.of(entry.match) for entry in rules.metric])
         self._dumps = Dumps()
 
     def open(self, file: str, size_bytes: int | None = None) -> Text:

@@ -66,7 +66,7 @@ class Patterns:
         self.entries: list[Pattern] = patterns_of(rules)
         made_by = engine or fastest()
         self.scanner = Scanner([entry.regex for entry in self.entries], made_by)
-        self.metrics = metric_scanner(made_by)
+        self.metrics = metric_scanner(made_by, [entry.match for entry in rules.metric])
         self.by_id = {rule.id: rule for rule in rules.rule}
         self.compiled = [re.compile(entry.regex) for entry in self.entries]
         self.unless = {

@@ -8,7 +8,7 @@ between two of them is not seen, while what lasts is. The end of a text is alway
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from everstep.diagnosis.labels import speaker_of
 from everstep.diagnosis.progress import PREFILTER
@@ -98,6 +98,6 @@ class MetricLines:
         self._collector.line(self._file, shown, number, speaker, self._attempt)
 
 
-def metric_scanner(engine: Callable[[list[bytes]], Engine]) -> Scanner:
-    """Looks for lines that may report numbers; made once."""
-    return Scanner(list(PREFILTER), engine)
+def metric_scanner(engine: Callable[[list[bytes]], Engine], of_site: Sequence[str] = ()) -> Scanner:
+    """Looks for lines that may report numbers, also in a site's own forms; made once."""
+    return Scanner([*PREFILTER, *of_site], engine)

@@ -8,7 +8,7 @@ counterexamples, which are its tests.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 
 import msgspec
@@ -188,12 +188,20 @@ class Xid(Value, frozen=True, kw_only=True):
     class_: XidClass = msgspec.field(name="class")
 
 
+class Metric(Value, frozen=True, kw_only=True):
+    """How a site's trainer reports its numbers: for forms that progress.py does not know."""
+
+    match: str
+    """A pattern with named groups: step, loss, grad_norm, step_s, tokens_per_s, tflops..."""
+
+
 class Rules(Value, frozen=True, kw_only=True):
     """A table file, or all of them put together."""
 
     rule: tuple[Rule, ...] = ()
     mark: tuple[Mark, ...] = ()
     xid: tuple[Xid, ...] = ()
+    metric: tuple[Metric, ...] = ()
     version: str = ""
 
 
@@ -220,7 +228,7 @@ def parse(text: str, where: str) -> Rules:
     return found
 
 
-def together(tables: Iterable[Rules]) -> Rules:
+def together(tables: Sequence[Rules]) -> Rules:
     """All tables as one; a later entry replaces an earlier one of the same id."""
     rules: dict[str, Rule] = {}
     marks: dict[str, Mark] = {}
@@ -228,7 +236,8 @@ def together(tables: Iterable[Rules]) -> Rules:
         rules.update({entry.id: entry for entry in map(rule_of_xid, table.xid)})
         rules.update({entry.id: entry for entry in table.rule})
         marks.update({entry.id: entry for entry in table.mark})
-    return Rules(rule=tuple(rules.values()), mark=tuple(marks.values()))
+    metrics = tuple(entry for table in tables for entry in table.metric)
+    return Rules(rule=tuple(rules.values()), mark=tuple(marks.values()), metric=metrics)
 
 
 def patterns_of(rules: Rules) -> list[Pattern]:

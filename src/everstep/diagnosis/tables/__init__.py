@@ -17,9 +17,11 @@ def own_rules() -> Rules:
     """All of them."""
     files = sorted(resources.files(__name__).iterdir(), key=lambda file: file.name)
     return together(
-        parse(file.read_text("utf-8"), file.name)
-        for file in files
-        if file.name.endswith(".toml") and file.name != _GRADES
+        [
+            parse(file.read_text("utf-8"), file.name)
+            for file in files
+            if file.name.endswith(".toml") and file.name != _GRADES
+        ]
     )
 
 

@@ -37,7 +37,7 @@ from everstep.actions import (
 from everstep.core import patience
 from everstep.core.deciding import Deciding
 from everstep.core.ending import end_of_job
-from everstep.core.evidence import accused_machines, judged
+from everstep.core.evidence import accused_machines, judged, why_not_evict
 from everstep.core.faults import target_of
 from everstep.core.guards import give_up
 from everstep.core.keeping import back_up_step, peer_at
@@ -239,11 +239,12 @@ def evict_accused(d: Deciding) -> list[ControllerAction]:
     accused = accused_machines(state, found) if found is not None else []
     if found is None or not accused:
         return []
-    if len(accused) > len(state.standbys()):
+    against = why_not_evict(state, accused, d.now)
+    if against:
         about = f"accused: {', '.join(accused)}"
         if about in state.paged:
             return []
-        why = f"{found.sentence}; no standby is ready, so {', '.join(accused)} goes on for now"
+        why = f"{found.sentence}; {against}, so {', '.join(accused)} goes on for now"
         return [PageHuman(id=d.id(), cause=str(found.event), why=why, about=about)]
     return [
         EvictMachine(id=d.id(), cause=str(found.event), why=found.sentence, machine=machine)

@@ -182,7 +182,8 @@ def _sentence(best: Cause, others: Sequence[Cause], accused: Accused) -> str:
         parts.append(f"seen {best.times} times")
     echoes = sum(cause.times for cause in others if cause.first.role is not Role.ROOT)
     if echoes:
-        parts.append(f"{echoes} other lines are its consequences")
+        lines = "another line is" if echoes == 1 else f"{echoes} other lines are"
+        parts.append(f"{lines} its consequence")
     if accused.why:
         parts.append(accused.why)
     return "; ".join(parts) + "."

@@ -48,6 +48,27 @@ def test_without_the_quick_engine_the_answer_is_the_same() -> None:
     assert inquiry.answer() == answer_to(case)
 
 
+@pytest.mark.parametrize(
+    "prefix",
+    [
+        "2026-11-29T18:38:09.686Z stderr F ",
+        "trainer-1  | ",
+        "[pod/train-0/pytorch] ",
+        "Nov 29 18:38:09 trn-17 train[411]: ",
+    ],
+)
+@pytest.mark.parametrize("number", ["559", "573"])
+def test_what_container_runtimes_put_in_front_changes_no_answer(number: str, prefix: str) -> None:
+    case = next(case for case in ALL if case.name.startswith(number))
+    inquiry = Investigation(own_rules(), own_grades(), case.site, Patterns(own_rules()))
+    text = inquiry.open("job.log")
+    for line in (case.folder / "job.log").read_bytes().splitlines(keepends=True):
+        text.feed(prefix.encode() + line)
+    inquiry.close(text)
+    found = mark(case, inquiry.answer())
+    assert found.full, f"got {inquiry.answer()}"
+
+
 @pytest.mark.parametrize("data", [b"", b"\n\n", b"\x00\xff\xfe" * 500, b"hello\r\n" * 3])
 def test_texts_that_say_nothing_accuse_nobody(data: bytes) -> None:
     inquiry = Investigation(own_rules(), own_grades(), Site(), Patterns(own_rules(), Alternatives))

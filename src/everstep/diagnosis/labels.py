@@ -48,9 +48,11 @@ _BETWEEN = re.compile(
     r"\s*(?:\[?20\d\d[-/]\d\d[-/]\d\d[ T_][\d:.,]+(?:Z|[+-]\d\d:?\d\d)?\]?"
     r"|\[?\d\d:\d\d:\d\d(?:[.,]\d+)?\]?"
     r"|\[?[IWEF]\d{3,4} [\d:.]+ (?:\d+ )?[\w./-]+:\d+\]"
+    r"|std(?:out|err) [FP](?= )|[A-Za-z][\w.-]*-\d+ +\|(?= )|\[pod/[\w./-]+\](?= )"
     r"|\[?(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\]?:?|\d{1,5}:(?= )|-)[\s,]*"
 )
-"""What may stand before and between labels: times, levels, the task number of srun."""
+"""What may stand before and between labels: times, levels, the task number of srun, and what
+container runtimes, Compose and kubectl put in front (their names are of containers, not hosts)."""
 _REPEATED = re.compile(r"\[repeated (?P<times>\d+)x across cluster\]")
 
 

@@ -16,6 +16,8 @@ from everstep.diagnosis.rules import Accuses, Case, Phase, Rule, Spread
 from everstep.diagnosis.who import Who
 from everstep.model import Rank, Seconds, Value
 
+HEALED = "healed"
+"""What a case asks for that is to hold if every finding of its rule was over in the end."""
 WENT_ON_LINES = 3
 """A root after which a text reports steps this often did not end training. One or two: others'
 lines were under way."""
@@ -79,7 +81,27 @@ def causes_of(
     for finding in findings:
         groups.setdefault(finding.rule, []).append(_resolved(finding, who))
     present = frozenset(groups)
-    return [_cause(group, rules.get(name), present, course, who) for name, group in groups.items()]
+    causes = []
+    for name, group in groups.items():
+        rule = rules.get(name)
+        hurt = [each for each in group if not _healed(each, rule, groups)]
+        told = present if hurt else present | {HEALED}
+        causes.append(_cause(hurt or group, rule, told, course, who))
+    return causes
+
+
+def _healed(finding: Finding, rule: Rule | None, groups: Mapping[str, list[Finding]]) -> bool:
+    """Whether the same text says later that it is over, on the same machine."""
+    if rule is None or not rule.healed_by or finding.place is None:
+        return False
+    last = max(finding.place.line, finding.last_line)
+    return any(
+        healer.speaker.machine == finding.speaker.machine
+        and healer.place is not None
+        and healer.place.file == finding.place.file
+        and max(healer.place.line, healer.last_line) > last
+        for healer in groups.get(rule.healed_by, ())
+    )
 
 
 def _resolved(finding: Finding, who: Who) -> Finding:

@@ -124,17 +124,22 @@ _HOST_FILE = re.compile(
     r"(?:^|/)(?:[a-z]+[_.-])??"
     r"(?P<machine>(?:node|host|worker|gpu|machine|ip)[\w-]*?\d[\w-]*)(?=[/.]|$)"
 )
+_KERNEL_FILE = re.compile(
+    r"(?:^|[/_.-])(?:dmesg|console|kern(?:el)?|journal|syslog|messages|kmsg)[_.-]"
+    r"(?P<machine>[A-Za-z][A-Za-z-]*\d[A-Za-z0-9-]*)(?=\.|$)"
+    r"|(?:^|/)(?P<owner>[A-Za-z][A-Za-z-]*\d[A-Za-z0-9-]*)[_.-]"
+    r"(?:dmesg|console|kern(?:el)?|journal|syslog|messages|kmsg)(?=[_.-]|$)"
+)
+"""The kernel's log is kept under its machine's name, whatever that looks like."""
 _SECTION = re.compile(r"==> (?P<file>\S+) <==")
 
 
 def speaker_of_file(name: str) -> Speaker:
     """Whose output a file is, if its name says so: rank-3.log, logs/node-07/stderr.log."""
     rank = _RANK_FILE.search(name)
-    machine = _HOST_FILE.search(name)
-    return Speaker(
-        rank=Rank(int(rank["rank"])) if rank else None,
-        machine=machine["machine"] if machine else None,
-    )
+    kernel, host = _KERNEL_FILE.search(name), _HOST_FILE.search(name)
+    machine = (kernel["machine"] or kernel["owner"]) if kernel else host and host["machine"]
+    return Speaker(rank=Rank(int(rank["rank"])) if rank else None, machine=machine or None)
 
 
 def section_of(line: str) -> str | None:

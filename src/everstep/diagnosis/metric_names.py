@@ -105,7 +105,7 @@ MEANINGS: dict[str, Meaning] = {
     ),
     **_names("host_gb", "host_rss_mb rss_mb host_mem_mb cpu_mem_mb", 1e-3),
     **_names("rank", "rank global_rank"),
-    **_names("host", "host hostname node machine node_name nodename"),
+    **_names("host", "host hostname node machine node_name nodename vm instance server"),
     **_names("at", "timestamp ts _timestamp wall_time datetime date"),
     **_names("attempt", "attempt run restart incarnation generation restarts restart_count"),
 }

@@ -107,6 +107,8 @@ class Rule(Value, frozen=True, kw_only=True):
     """What it means, as a sentence for people without its full stop."""
     undecided: str = ""
     """What would decide, if it is ambiguous."""
+    healed_by: str = ""
+    """Id of the rule whose line says that it is over: later, in the same text, same machine."""
     last_resort: bool = False
     """Speaks only about lines of which no other rule does."""
     cases: tuple[Case, ...] = ()

@@ -34,7 +34,10 @@ NUMBERS = [
     if (number := int(case.name.partition("-")[0])) in FROM_THE_SET or 300 < number < 340
 ]
 OTHERS = [
-    case.name for case in ALL if _expected(case)["kind"] not in {"metric_series", "slow_node"}
+    case.name
+    for case in ALL
+    if _expected(case)["kind"] not in {"metric_series", "slow_node"}
+    and _expected(case)["category"] not in {"nan_value", "mfu_decline"}
 ]
 
 

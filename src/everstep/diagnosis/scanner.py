@@ -23,9 +23,9 @@ SUSPICIOUS = re.compile(
     rb"|down|ECC|EDAC|(?-i:E[A-Z]{3,})|error|evict|exceed|except|exit|expired|fail|fatal|fault"
     rb"|full|gone|GPU|hang|hung|illegal|indexed_dataset|interrupt|invalid|kill|leak|limit|link"
     rb"|lockup|lost|memmap|memory|miss|nan\b|NCCL|no |not |NODE|OOM|overflow|panic|preempt|quota"
-    rb"|pulled|reach|read-only|refus|reject|reset|retr|segfault|server|shm|signal|SIG|slow|space|stale"
+    rb"|reach|read-only|refus|reject|reset|retr|segfault|server|shm|signal|SIG|slow|space|stale"
     rb"|stall|status|stop|stuck|submitted|suspend|terminat|throttl|timed|timeout|trap|unable"
-    rb"|undefined|unavailable|unexpected|unhealthy|unknown|unreach|warn|Xid|[^\x00-\x7f]",
+    rb"|pulled|undefined|unavailable|unexpected|unhealthy|unknown|unreach|warn|Xid|[^\x00-\x7f]",
     re.IGNORECASE,
 )
 """Every line that any rule speaks about has one of these."""

@@ -50,9 +50,7 @@ def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
         with pytest.raises(SystemExit) as ended:
             main()
-        code = ended.value.code
-        assert isinstance(code, int)
-        return Done(code, *capsys.readouterr())
+        return Done(int(ended.value.code or 0), *capsys.readouterr())
 
     return call
 
@@ -77,7 +75,7 @@ def test_files_directories_and_standard_input_give_one_answer(
     raw = (logs / "train.log").read_bytes()
     asked = ["--json", "--layout", layout]
     one = command(*asked, logs / "train.log")
-    assert one.code == 1
+    assert one.code == 0
     assert one.answer["category"] == "gpu_memory_error"
     assert one.answer["first_action"] == "evict_machine"
     assert one.answer["accused_machines"] == ["node-31"]
@@ -96,7 +94,7 @@ def test_files_directories_and_standard_input_give_one_answer(
 
 def test_people_get_a_table_and_the_lines(command: Command, logs: Path) -> None:
     done = command(logs)
-    assert done.code == 1
+    assert done.code == 0
     assert "gpu memory error" in done.out
     assert "evict machine" in done.out
     assert "rank 37" in done.out
@@ -138,6 +136,15 @@ def test_a_rule_of_the_site_speaks(command: Command, tmp_path: Path) -> None:
     assert done.answer["category"] == "gpu_unavailable"
     assert done.answer["accused_machines"] == ["node-12"]
     assert done.answer["evidence"][0]["rule"] == "site.pdu"
+
+
+def test_scripts_and_configuration_in_a_directory_are_no_output(
+    command: Command, logs: Path
+) -> None:
+    (logs / "notes.toml").write_text("trap = 'EXT4-fs error (device nvme0n1): bad block'\n")
+    told = command("--json", logs).answer
+    assert told["category"] == "gpu_memory_error"
+    assert not any("notes.toml" in each["place"]["file"] for each in told["evidence"])
 
 
 def test_numbers_in_a_form_of_the_site_are_judged(command: Command, tmp_path: Path) -> None:

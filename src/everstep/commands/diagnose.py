@@ -38,6 +38,10 @@ _PACKED: dict[str, Callable[..., object]] = {
     ".bz2": bz2.BZ2File,
     ".xz": lzma.LZMAFile,
 }
+_NO_OUTPUT = frozenset(
+    ".py .sh .toml .yaml .yml .md .ipynb .pt .pth .ckpt .distcp .safetensors .npy .so".split()
+)
+"""Files of a directory that no job printed: they are read only if they are named."""
 PACKED_TIMES = 10
 """How much larger a packed log is, roughly."""
 _SLOW_BYTES = 64 << 20
@@ -54,8 +58,8 @@ class LayoutFile(Value, frozen=True, kw_only=True):
     """In the order of ranks."""
 
 
-def diagnose(paths: Sequence[str], *, layout: Path | None, extra: Path | None, json: bool) -> int:
-    """Print the answer; the exit code: 0 nothing failed, 1 something did."""
+def diagnose(paths: Sequence[str], *, layout: Path | None, extra: Path | None, json: bool) -> None:
+    """Print the answer."""
     rules = _rules(extra)
     inquiry = Investigation(rules, own_grades(), _site(layout), Patterns(rules))
     files = list(_files(paths))
@@ -69,7 +73,6 @@ def diagnose(paths: Sequence[str], *, layout: Path | None, extra: Path | None, j
         print_json(answer)
     else:
         show(answer)
-    return 0 if answer.category == "none" else 1
 
 
 def _rules(extra: Path | None) -> Rules:
@@ -106,11 +109,15 @@ def _files(paths: Sequence[str]) -> Iterator[str]:
         if path == STDIN:
             yield path
         elif Path(path).is_dir():
-            yield from sorted(str(each) for each in Path(path).rglob("*") if each.is_file())
+            yield from sorted(str(each) for each in Path(path).rglob("*") if _may_tell(each))
         elif Path(path).exists():
             yield path
         else:
             raise UserError(f"There is no {path}.")
+
+
+def _may_tell(file: Path) -> bool:
+    return file.is_file() and file.suffix not in _NO_OUTPUT
 
 
 def _read_all(inquiry: Investigation, files: Sequence[str]) -> list[str]:

@@ -39,7 +39,8 @@ _PACKED: dict[str, Callable[..., object]] = {
     ".xz": lzma.LZMAFile,
 }
 _NO_OUTPUT = frozenset(
-    ".py .sh .toml .yaml .yml .md .ipynb .pt .pth .ckpt .distcp .safetensors .npy .so".split()
+    {".py", ".sh", ".toml", ".yaml", ".yml", ".md", ".ipynb"}
+    | {".pt", ".pth", ".ckpt", ".distcp", ".safetensors", ".npy", ".so"}
 )
 """Files of a directory that no job printed: they are read only if they are named."""
 PACKED_TIMES = 10

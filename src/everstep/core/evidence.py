@@ -28,8 +28,9 @@ ITS_OWN = frozenset({Grade.HOST, Grade.HARDWARE})
 SURVIVED_STEPS = 3
 """A line after which training made so many steps did not end it."""
 SURVIVED_S: Seconds = 600.0
-"""The same for scripts that report no steps: longer than the usual time-outs of collectives take to
-make a hang of it would let a cause pass for a survivor; shorter, an old warning for a cause."""
+"""The same for scripts that report no steps: as long as a collective usually waits before it fails
+(ten minutes with NCCL). A shorter time would drop the cause of a hang, a longer one keep warnings
+that training survived."""
 
 
 class Judged(Value, frozen=True, kw_only=True):
@@ -73,7 +74,6 @@ def judged(state: State) -> Judged | None:
         findings=tuple(each.finding for each in live),
         marks=(),
         exits=(),
-        seen=(),
         course=Course(site=site, fresh_code=False, progress={}, machines=state.job.nnodes),
     )
     answer = judge(facts, rules, own_grades(), Who(site))

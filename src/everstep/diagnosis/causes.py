@@ -180,7 +180,6 @@ def holds(case: Case, cause: Cause, present: frozenset[str], course: Course, who
         (bool(case.beside), lambda: any(p.startswith(case.beside) for p in present)),
         (bool(case.without), lambda: not any(p.startswith(case.without) for p in present)),
         (case.fresh_code is not None, lambda: case.fresh_code is course.fresh_code),
-        (case.again is not None, lambda: case.again is (len(cause.attempts) > 1)),
         (bool(case.says), lambda: any(_says(case.says, f) for f in cause.findings)),
         (bool(case.trait), lambda: any(case.trait in f.traits for f in cause.findings)),
     )

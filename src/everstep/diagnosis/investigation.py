@@ -1,7 +1,7 @@
 """Takes the texts of one failed job, one after the other, and answers.
 
-Called by `everstep diagnose` with files, and by tests. Each text is read once, in pieces; what kind
-it is shows in its first bytes.
+Called by `everstep diagnose` with files, and by tests. Each text is read once, in pieces; a small
+one is also kept whole, in case it is a dump (dumps.py).
 """
 
 from __future__ import annotations
@@ -100,7 +100,6 @@ class Investigation:
             findings=tuple(findings),
             marks=tuple(marks),
             exits=tuple(exits),
-            seen=tuple(self._seen),
             course=self._course(findings, marks, exits),
         )
         return judge(facts, self._rules, self._grades, self._people.who)

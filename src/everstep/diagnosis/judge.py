@@ -4,7 +4,8 @@ Called by investigation.py and, live, by the controller's evidence. The order of
 
 1. what training survived is no cause; what somebody did on purpose is, if nothing failed before;
 2. roots before consequences: the grade of a root counts, then its time (tables/grades.toml);
-3. without a root, those who waited are witnesses: the silent ones are suspect;
+3. without a root, those who waited are witnesses: whoever the ledger (silence.py) or, where no
+   operations were told, waiting.py finds silent is suspect;
 4. without that, signals and exit codes, which prove little;
 5. without anything, the job ended well or the answer is that we do not know.
 """
@@ -19,7 +20,7 @@ from everstep.diagnosis.causes import Cause, Course, causes_of
 from everstep.diagnosis.findings import Exit, Finding
 from everstep.diagnosis.history import history
 from everstep.diagnosis.rules import Means, Rule
-from everstep.diagnosis.seen import Marked, Seen
+from everstep.diagnosis.seen import Marked
 from everstep.diagnosis.waiting import judge_waiting
 from everstep.diagnosis.who import Who
 from everstep.diagnosis.words import Category, FirstAction, Grade, Role, RootClass
@@ -44,7 +45,6 @@ class Facts(Value, frozen=True, kw_only=True):
     findings: tuple[Finding, ...]
     marks: tuple[Marked, ...]
     exits: tuple[Exit, ...]
-    seen: tuple[Seen, ...]
     course: Course
 
     @property
@@ -202,7 +202,7 @@ def _ends(exits: Sequence[Exit], rules: Mapping[str, Rule]) -> list[Finding]:
     for each in exits:
         rule = rules.get(f"exit.{each.code}") or rules.get("exit.other")
         if each.bad and rule is not None:
-            found.append(finding_of(rule, each))
+            found.append(rule.finding(each.place, each.speaker, each.attempt, each.at))
     return found
 
 
@@ -213,24 +213,6 @@ def _is_end(cause: Cause) -> bool:
 def _most_telling(ended: Sequence[Cause]) -> Cause:
     """A signal tells more than a code, and an abort, which watchdogs do, least of the signals."""
     return min(ended, key=lambda cause: _TELLING.get(cause.rule, 1))
-
-
-def finding_of(rule: Rule, ended: Exit) -> Finding:
-    """The end of a process as a finding of the rule for its exit code."""
-    return Finding(
-        rule=rule.id,
-        role=rule.role,
-        category=rule.category,
-        root=rule.root,
-        grade=rule.grade,
-        action=rule.first_action,
-        why=rule.why,
-        place=ended.place,
-        speaker=ended.speaker,
-        at=ended.at,
-        attempt=ended.attempt,
-        undecided=rule.undecided,
-    )
 
 
 def _failed(facts: Facts, attempt: int = 0) -> bool:

@@ -31,7 +31,7 @@ from everstep.diagnosis.words import Role
 from everstep.model import Seconds, Value
 
 TAIL_BYTES = 256 << 10
-"""The end of a text is looked at for how far training came and who still printed."""
+"""The end of a text is looked at for how far training came and for its last words."""
 _LOOK_BACK_BYTES = 64 << 10
 _LONGEST_LINE = 1 << 20
 """A line that goes on for longer is read in pieces."""
@@ -124,26 +124,6 @@ class LogReader:
         new, self._new = self._new, []
         return new
 
-    def _foreign_memory(self) -> list[Finding]:
-        rule = self._patterns.by_id.get("derived.foreign-memory")
-        name, here = self._tasks.foreign, self._tasks_at
-        if rule is None or name is None or here is None:
-            return []
-        return [
-            Finding(
-                rule=rule.id,
-                role=rule.role,
-                category=rule.category,
-                root=rule.root,
-                grade=rule.grade,
-                action=rule.first_action,
-                why=f"{rule.why}: {name}",
-                place=here.place,
-                speaker=here.speaker,
-                attempt=self._attempt,
-            )
-        ]
-
     def finish(self) -> Seen:
         """Everything that was found."""
         if self._left:
@@ -151,10 +131,6 @@ class LogReader:
             self._left = b""
         text = b"".join(self._tail)
         tail = [clean(line) for line in re.split(rb"[\r\n]", text.removesuffix(b"\n"))]
-        for line in tail:
-            speaker = self._speaker(line)[0]
-            if speaker.rank is not None:
-                self._who.seen.add(speaker.rank)
         if not self._waited and self._section.rank is not None:
             for line in tail[-_BUSY_LINES:]:
                 self._ledger.before(line)  # its last words, if the others wait for this rank
@@ -165,9 +141,7 @@ class LogReader:
             findings=(*self._findings.values(), *self._foreign_memory()),
             marks=tuple(self._marks),
             exits=tuple(self._exits.found),
-            lines=self._lines,
             progress=tuple(first + number for number in progress.lines),
-            last_lines=tuple(readable(line) for line in tail[-20:] if line),
         )
 
     # --- one piece -------------------------------------------------------------------------------
@@ -202,11 +176,11 @@ class LogReader:
             place=Place(file=self._file, line=number, text=readable(shown)),
             at=stamp_of(shown),
         )
-        for pattern in self._owners(line, shown):
+        for pattern, regex in self._owners(line, shown):
             if isinstance(pattern.owner, Mark):
                 self._mark(pattern.owner, here, text[: line.start])
             elif pattern.owner.role is not Role.NOISE:
-                self._find(pattern.owner, pattern, here, self._before_and(text, line.end))
+                self._find(pattern.owner, regex, here, self._before_and(text, line.end))
 
     def _before_and(self, text: bytes, end: int) -> bytes:
         """What stands before this place, of the pieces before, too."""
@@ -254,10 +228,10 @@ class LogReader:
             for line in before[-_BUSY_BYTES:].splitlines()[-_BUSY_LINES:]:
                 self._ledger.before(clean(line))
 
-    def _find(self, rule: Rule, pattern: Pattern, here: _Here, text: bytes) -> None:
+    def _find(self, rule: Rule, regex: re.Pattern[str], here: _Here, text: bytes) -> None:
         """Keep what a rule found, or count it."""
         self._who.learn(here.shown, here.speaker)
-        named = _named(re.compile(pattern.regex), here.shown)
+        named = _named(regex, here.shown)
         key = (rule.id, here.speaker, named, self._attempt)
         times = repeated(here.shown)
         known = self._findings.get(key)
@@ -273,37 +247,35 @@ class LogReader:
             if "ignored" in trace.traits:
                 return
             step = progress_in(before).last_step
-        found = self._findings[key] = Finding(
-            rule=rule.id,
-            role=rule.role,
-            category=rule.category,
-            root=rule.root,
-            grade=rule.grade,
-            action=rule.first_action,
-            why=rule.why,
-            place=here.place,
-            speaker=here.speaker,
-            at=here.at,
-            attempt=self._attempt,
+        found = self._findings[key] = msgspec.structs.replace(
+            rule.finding(here.place, here.speaker, self._attempt, here.at),
             repeated=times,
-            undecided=rule.undecided,
             traits=trace.traits,
             step=step,
             named=named,
         )
         self._new.append(found)
 
-    def _owners(self, line: Line, shown: str) -> list[Pattern]:
-        """The patterns that truly speak about this line, one of each rule."""
-        found: dict[str, Pattern] = {}
+    def _foreign_memory(self) -> list[Finding]:
+        """That a process which is not the job's held most of the memory, by the kernel's table."""
+        rule = self._patterns.by_id.get("derived.foreign-memory")
+        name, here = self._tasks.foreign, self._tasks_at
+        if rule is None or name is None or here is None:
+            return []
+        found = rule.finding(here.place, here.speaker, self._attempt)
+        return [msgspec.structs.replace(found, why=f"{rule.why}: {name}")]
+
+    def _owners(self, line: Line, shown: str) -> list[tuple[Pattern, re.Pattern[str]]]:
+        """The patterns that truly speak about this line, one of each rule; compiled, too."""
+        found: dict[str, tuple[Pattern, re.Pattern[str]]] = {}
         for number in line.patterns:
-            entry = self._patterns.entries[number]
-            if entry.owner.id in found or not self._patterns.compiled[number].search(shown):
+            entry, regex = self._patterns.entries[number], self._patterns.compiled[number]
+            if entry.owner.id in found or not regex.search(shown):
                 continue
             if any(other.search(shown) for other in self._patterns.unless[entry.owner.id]):
                 continue
-            found[entry.owner.id] = entry
-        special = [entry for entry in found.values() if not _is_last_resort(entry.owner)]
+            found[entry.owner.id] = (entry, regex)
+        special = [pair for pair in found.values() if not _is_last_resort(pair[0].owner)]
         return special or list(found.values())
 
     def _speaker_of_file(self, name: str) -> Speaker:

@@ -13,6 +13,7 @@ from enum import StrEnum
 
 import msgspec
 
+from everstep.diagnosis.findings import Finding, Place, Speaker
 from everstep.diagnosis.words import (
     ACTION_OF,
     Category,
@@ -22,7 +23,7 @@ from everstep.diagnosis.words import (
     RootClass,
     Verdict,
 )
-from everstep.model import UserError, Value
+from everstep.model import Seconds, UserError, Value
 
 
 class Accuses(StrEnum):
@@ -67,8 +68,6 @@ class Case(Value, frozen=True, kw_only=True):
     """Id, or its beginning, of a rule that was not found."""
     fresh_code: bool | None = None
     """The texts say that code, image or configuration had just changed."""
-    again: bool | None = None
-    """An earlier attempt failed in the same way."""
     says: str = ""
     """A pattern in the line itself."""
     trait: str = ""
@@ -120,6 +119,25 @@ class Rule(Value, frozen=True, kw_only=True):
     def first_action(self) -> FirstAction:
         return self.action if self.action is not None else ACTION_OF[self.verdict]
 
+    def finding(
+        self, place: Place | None, speaker: Speaker, attempt: int, at: Seconds | None = None
+    ) -> Finding:
+        """What this rule says about what was found there; `at` is the line's own time."""
+        return Finding(
+            rule=self.id,
+            role=self.role,
+            category=self.category,
+            root=self.root,
+            grade=self.grade,
+            action=self.first_action,
+            why=self.why,
+            place=place,
+            speaker=speaker,
+            at=at,
+            attempt=attempt,
+            undecided=self.undecided,
+        )
+
     def under(self, case: Case) -> Rule:
         """The rule as it is under these circumstances."""
         changes = {
@@ -139,8 +157,6 @@ class Means(StrEnum):
     """Another attempt begins."""
     FINISHED = "finished"
     """The job says that it has ended, and well."""
-    SAVED = "saved"
-    """A checkpoint is complete."""
     SAVING = "saving"
     FRESH_CODE = "fresh_code"
     """Code, image, library or configuration is another one than before."""

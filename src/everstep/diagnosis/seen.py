@@ -25,8 +25,5 @@ class Seen(Value, frozen=True, kw_only=True):
     findings: tuple[Finding, ...]
     marks: tuple[Marked, ...]
     exits: tuple[Exit, ...]
-    lines: int
     progress: tuple[int, ...]
     """Numbers of the lines at its end that report steps."""
-    last_lines: tuple[str, ...]
-    """Its end, for the case that nothing else is known."""

@@ -26,12 +26,6 @@ def clean(raw: bytes) -> str:
     return _CONTROLS.sub("", text).rstrip()
 
 
-def clean_text(raw: bytes) -> str:
-    """A whole small file as text; a carriage return that overwrites a line ends it."""
-    lines = raw.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
-    return "\n".join(clean(line) for line in lines)
-
-
 def readable(text: str) -> str:
     """A line cut so that a terminal can show it."""
     text = " ".join(text.split())

@@ -41,15 +41,11 @@ class Who:
         self._node_of_pod: dict[str, str] = {}
         self._nodes_of_attempt: dict[int, set[str]] = {}
         self.world_size = site.size
-        self.seen: set[Rank] = set()
-        """Ranks that printed anything that was looked at."""
 
     def learn(self, line: str, speaker: Speaker) -> None:
         """Take what one line says."""
-        if speaker.rank is not None:
-            self.seen.add(speaker.rank)
-            if speaker.machine is not None:
-                self._machine_of_rank.setdefault(speaker.rank, speaker.machine)
+        if speaker.rank is not None and speaker.machine is not None:
+            self._machine_of_rank.setdefault(speaker.rank, speaker.machine)
         if found := _NCCL_RANK.search(line):
             self._learn_nccl(Rank(int(found["rank"])), int(found["size"]), speaker)
         if (found := _ADDRESS.search(line)) and speaker.machine is not None:

@@ -13,6 +13,7 @@ the fact was seen.
 from __future__ import annotations
 
 from everstep.diagnosis.findings import Finding
+from everstep.health import Alert
 from everstep.model import (
     NO_STEP,
     Copy,
@@ -107,6 +108,10 @@ class MachineJoined(Fact, frozen=True, kw_only=True):
     """At which address, if it is not `address`."""
     node_rank: NodeRank | None = None
     """The position asked for on the command line (torchrun's --node-rank), if any."""
+    boot_id: str = ""
+    """Of its kernel: stand-ins share one. Empty: unknown."""
+    units: tuple[str, ...] = ()
+    """What it shares with others and may lose with them: KIND:NAME, as in "switch:leaf7"."""
 
 
 class MachineSilent(Fact, frozen=True, kw_only=True):
@@ -202,6 +207,22 @@ class EvidenceFound(Fact, frozen=True, kw_only=True):
     machine: MachineId
     generation: Generation
     findings: tuple[Finding, ...]
+
+
+class AlertRaised(Fact, frozen=True, kw_only=True):
+    """A check of a machine fails, or fails again, or somebody else's monitor says so."""
+
+    machine: MachineId
+    alert: Alert
+
+
+class AlertCleared(Fact, frozen=True, kw_only=True):
+    """What an alert said is over."""
+
+    machine: MachineId
+    check: str
+    item: str = ""
+    source: str = "agent"
 
 
 class StepProgress(Fact, frozen=True, kw_only=True):
@@ -332,6 +353,8 @@ ControllerEvent = (
     | StartFailed
     | RankExited
     | EvidenceFound
+    | AlertRaised
+    | AlertCleared
     | StepProgress
     | GroupsSeen
     | MetricAbnormal
@@ -425,6 +448,8 @@ Report = (
     | StartFailed
     | RankExited
     | EvidenceFound
+    | AlertRaised
+    | AlertCleared
     | StepPersisted
     | PersistFailed
     | StepBackedUp

@@ -131,6 +131,18 @@ class PolicySpec(Value, frozen=True, kw_only=True):
     """An agent without controller and without progress stops its ranks after this."""
 
 
+class ChecksSpec(Value, frozen=True, kw_only=True):
+    """What agents check while ranks train, and how strictly."""
+
+    on: bool = True
+    limits: dict[str, dict[str, float | int | str | bool]] = {}
+    """Check -> limit -> value, where a site wants another one than the check's own."""
+    metrics_port: int = 0
+    """Where each agent shows its results to Prometheus, on its machine's address; 0: nowhere."""
+    node_socket: str = "/run/everstep/node.sock"
+    """Where the node service listens, if there is one (`everstep check --serve`)."""
+
+
 class LayoutSpec(Value, frozen=True, kw_only=True):
     """Sizes of the parallel dimensions, as --layout or job.toml says; core/groups.py computes."""
 
@@ -193,6 +205,7 @@ class JobSpec(Value, frozen=True, kw_only=True):
     """Variables set for every rank on top of the environment that its machine has."""
     checkpoint: CheckpointSpec
     policy: PolicySpec = PolicySpec()
+    checks: ChecksSpec = ChecksSpec()
     layout: LayoutSpec | None = None
     """None: nothing is known of parallel groups; then only the loss of one machine is provided
     for, not that of a group."""

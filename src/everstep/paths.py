@@ -61,6 +61,8 @@ class MachineSetup(Value, frozen=True, kw_only=True):
     endpoint_url: str | None = None
     """None: read endpoint.json of the job directory at every connection attempt."""
     node_rank: int | None = None
+    units: tuple[str, ...] = ()
+    """As in MachineJoined."""
     env: dict[str, str] = {}
     """Added to the environment of every rank here (for stand-ins: GLOO_SOCKET_IFNAME)."""
 

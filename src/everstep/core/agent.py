@@ -30,6 +30,7 @@ from everstep.core.agent_io import (
     AgentAction,
     AgentEvent,
     BackUpShards,
+    ChecksRead,
     ControllerConnected,
     ControllerDisconnected,
     DoFault,
@@ -389,6 +390,12 @@ class AgentCore:
                 str(event.generation),
             )
 
+    def checks_read(self, event: ChecksRead, now: Seconds) -> None:
+        """Of the machine, whatever generation it runs."""
+        del now
+        for said in event.said:
+            self._say(said, "checks")
+
     def groups_read(self, event: GroupsRead, now: Seconds) -> None:
         del now
         if event.generation == self.generation:
@@ -478,6 +485,7 @@ _HANDLERS: dict[type[AgentEvent], Callable[[AgentCore, Any, Seconds], None]] = {
     SlotsRead: AgentCore.slots_read,
     NumbersRead: AgentCore.numbers_read,
     FindingsRead: AgentCore.findings_read,
+    ChecksRead: AgentCore.checks_read,
     GroupsRead: AgentCore.groups_read,
     StepPersisted: AgentCore.answered,
     PersistFailed: AgentCore.answered,

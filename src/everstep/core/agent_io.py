@@ -9,6 +9,8 @@ from __future__ import annotations
 from everstep.actions import BackUpStep, Imperative, InjectFault, Order, PersistStep, StartRanks
 from everstep.diagnosis.findings import Finding
 from everstep.events import (
+    AlertCleared,
+    AlertRaised,
     BackupFailed,
     BadNumber,
     Fact,
@@ -125,6 +127,12 @@ class FindingsRead(Fact, frozen=True, kw_only=True):
     findings: tuple[Finding, ...]
 
 
+class ChecksRead(Fact, frozen=True, kw_only=True):
+    """What the monitor of this machine has to say since it last said something."""
+
+    said: tuple[AlertRaised | AlertCleared, ...]
+
+
 class GroupsRead(Fact, frozen=True, kw_only=True):
     """What all ranks of this machine wrote about their parallel groups, folded."""
 
@@ -145,6 +153,7 @@ AgentEvent = (
     | SlotsRead
     | NumbersRead
     | FindingsRead
+    | ChecksRead
     | GroupsRead
     | StepPersisted
     | PersistFailed

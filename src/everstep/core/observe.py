@@ -21,6 +21,7 @@ from everstep.actions import (
     StartRanks,
     StopRanks,
 )
+from everstep.core.alerts import alert_cleared, alert_raised
 from everstep.core.copied import (
     backup_failed,
     persist_failed,
@@ -39,6 +40,8 @@ from everstep.core.state import (
     State,
 )
 from everstep.events import (
+    AlertCleared,
+    AlertRaised,
     BackupFailed,
     ControllerEvent,
     ControllerStarted,
@@ -451,6 +454,8 @@ _OBSERVERS: dict[type[ControllerEvent], Observer] = {
     StepProgress: _step_progress,
     GroupsSeen: _groups_seen,
     EvidenceFound: evidence_found,
+    AlertRaised: alert_raised,
+    AlertCleared: alert_cleared,
     MetricAbnormal: _metric_abnormal,
     StepPersisted: step_persisted,
     PersistFailed: persist_failed,

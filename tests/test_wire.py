@@ -12,7 +12,17 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from everstep import wire
 from everstep.actions import StopRanks
-from everstep.events import MachineProgress, RankExited
+from everstep.diagnosis.words import Verdict
+from everstep.events import (
+    AlertCleared,
+    AlertRaised,
+    EvidenceFound,
+    MachineProgress,
+    RankExited,
+    RanksStarted,
+    Report,
+)
+from everstep.health import Alert, Result
 from everstep.model import ExitStatus, Generation, MachineId, PolicySpec, Rank, Seconds, Step, Term
 from everstep.wire import Bare, Data, Hello, Link, Welcome
 
@@ -112,10 +122,12 @@ def test_fields_of_a_newer_version_are_ignored() -> None:
 # --- versions and terms --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("protocol", "accepted"), [(-1, False), (0, True), (1, True), (2, True)])
-def test_protocols_one_apart_work_together(protocol: int, accepted: bool) -> None:
+@pytest.mark.parametrize(
+    ("apart", "accepted"), [(-2, False), (-1, True), (0, True), (1, True), (2, False)]
+)
+def test_protocols_one_apart_work_together(apart: int, accepted: bool) -> None:
     hello = Hello(
-        protocol=protocol,
+        protocol=wire.PROTOCOL + apart,
         version="9.9",
         machine=MachineId("m1"),
         agent="a1",
@@ -127,6 +139,28 @@ def test_protocols_one_apart_work_together(protocol: int, accepted: bool) -> Non
     if problem is not None:
         assert "m1" in problem
         assert "9.9" in problem
+
+
+def test_an_older_controller_gets_nothing_that_it_would_take_for_garbage() -> None:
+    """And no number is missing, or it would wait for it for ever."""
+    machine = MachineId("m1")
+    result = Result(check="net.link", verdict=Verdict.EVICT, why="down")
+    reports: list[Report] = [
+        AlertRaised(machine=machine, alert=Alert(result=result)),
+        RanksStarted(machine=machine, action="1.0", generation=Generation(1)),
+        AlertCleared(machine=machine, check="net.link"),
+    ]
+    frames = [wire.Data(seq=n, ack=0, body=wire.encode_report(r)) for n, r in enumerate(reports)]
+    assert [wire.understood(frame, wire.PROTOCOL) for frame in frames] == frames
+    old = [wire.understood(frame, 1) for frame in frames]
+    assert old[1] == frames[1]
+    for place in (0, 2):
+        frame = old[place]
+        assert isinstance(frame, wire.Data)
+        assert (frame.seq, frame.ack) == (place, 0)
+        nothing = wire.decode_report(frame.body)
+        assert isinstance(nothing, EvidenceFound)
+        assert (nothing.machine, nothing.generation, nothing.findings) == (machine, 0, ())
 
 
 def test_an_agent_does_not_listen_to_an_older_term() -> None:

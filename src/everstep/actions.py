@@ -109,6 +109,23 @@ class BackUpStep(Imperative, frozen=True, kw_only=True):
     """Why shards are sent whole; empty: of what ranks hold alike, each sends its slice."""
 
 
+class ProbeMachine(Imperative, frozen=True, kw_only=True):
+    """Try to reach a machine whose agent is silent. Answered by MachineProbed.
+
+    A second path: whether the machine is gone, or only its agent's connection to the controller.
+    """
+
+    machine: MachineId
+    """Who tries."""
+    target: MachineId
+    address: str
+    port: int
+    """Any port does: to be refused is an answer, too."""
+    within_s: Seconds
+    attempt: int
+    """Counted from 1 for each silence."""
+
+
 class InjectFault(Imperative, frozen=True, kw_only=True):
     """Break something on purpose. Answered by FaultInjected, just before it happens."""
 
@@ -124,7 +141,9 @@ class ReleaseMachine(Imperative, frozen=True, kw_only=True):
     machine: MachineId
 
 
-Order = StopRanks | StartRanks | PersistStep | BackUpStep | InjectFault | ReleaseMachine
+Order = (
+    StopRanks | StartRanks | PersistStep | BackUpStep | ProbeMachine | InjectFault | ReleaseMachine
+)
 
 
 # --- decisions the controller's own shell carries out --------------------------------------------
@@ -134,6 +153,10 @@ class EvictMachine(Imperative, frozen=True, kw_only=True):
     """The machine leaves the job and is refused from now on; whoever owns it may take it away."""
 
     machine: MachineId
+    accused: bool = False
+    """Something speaks against it: a check, what its ranks printed. False: it is lost."""
+    unit: str = ""
+    """It goes as a part of this: "switch:leaf7", "boot 5f3a". Empty: by itself."""
 
 
 class WakeStandby(Imperative, frozen=True, kw_only=True):

@@ -225,6 +225,19 @@ class AlertCleared(Fact, frozen=True, kw_only=True):
     source: str = "agent"
 
 
+class MachineProbed(Fact, frozen=True, kw_only=True):
+    """A machine tried to reach another one. Answer to ProbeMachine."""
+
+    machine: MachineId
+    """Who tried."""
+    action: str
+    target: MachineId
+    reachable: bool | None
+    """None: it could not be tried, which says nothing of the target."""
+    why: str = ""
+    """One clause: what came of it."""
+
+
 class StepProgress(Fact, frozen=True, kw_only=True):
     """What intake.py makes of all machines' reports, at most once a second."""
 
@@ -355,6 +368,7 @@ ControllerEvent = (
     | EvidenceFound
     | AlertRaised
     | AlertCleared
+    | MachineProbed
     | StepProgress
     | GroupsSeen
     | MetricAbnormal
@@ -450,6 +464,7 @@ Report = (
     | EvidenceFound
     | AlertRaised
     | AlertCleared
+    | MachineProbed
     | StepPersisted
     | PersistFailed
     | StepBackedUp

@@ -129,6 +129,41 @@ class PolicySpec(Value, frozen=True, kw_only=True):
     """Between SIGTERM and SIGKILL when a person stops the job: user code may want to save."""
     lease_s: Seconds = 120.0
     """An agent without controller and without progress stops its ranks after this."""
+    strikes_within_s: Seconds = 300.0
+    """Two occurrences of what is tolerated once (a link that went down, say) within this time evict
+    a machine: links heal, but not those that go down again (ByteRobust, 4.1)."""
+    strikes_apart_s: Seconds = 20.0
+    """Two occurrences closer than this are one: a cable that is pulled shows on several items, and
+    they are looked at up to this much apart."""
+    slowed: float = 1.25
+    """A step that takes so many times the usual is a slow one: that is 80 % of the speed, as
+    diagnosis.abnormal.Limits has it."""
+    slowed_within_s: Seconds = 300.0
+    """What counts only together with falling throughput counts when that began no longer ago."""
+    alert_counts_s: Seconds = 300.0
+    """So long after it was over, an alert still weighs when something fails: the crash that follows
+    a fault may take minutes (NCCL's time-out), and a device that came back did not come back well.
+    """
+    accusers_within_s: Seconds = 300.0
+    """Machines accused within this time count together."""
+    accused_max: int = 2
+    accused_share: float = 0.1
+    """More machines accused at once than the larger of this number and this share of the job are
+    not the machines: a storage, a driver, the code. Nobody is evicted for it."""
+    common_cause_s: Seconds = 10.0
+    """An accusation that names a cause which others may share (a storage, a driver) waits so long
+    for theirs before ranks are stopped for it: as long as most checks take to look again."""
+    probe_after_s: Seconds = 2.0
+    """Silence of a machine before others are asked to reach it: a killed agent is back by then."""
+    probe_idle_s: Seconds = 5.0
+    probe_idle_steps: float = 3.0
+    """Others are asked only if nothing advanced for the longer of this time and so many steps:
+    while training advances, a silent agent is nobody's harm."""
+    probe_within_s: Seconds = 3.0
+    """Time for one try: TCP sends its first packet again after one second and after three."""
+    probe_again_s: Seconds = 5.0
+    """Others are asked again no sooner: an answer that did not come is given up then, and one that
+    the machine can be reached holds until then."""
 
 
 class ChecksSpec(Value, frozen=True, kw_only=True):

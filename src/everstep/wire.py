@@ -25,11 +25,21 @@ from collections import deque
 import msgspec
 
 from everstep.actions import Order
-from everstep.events import Report
-from everstep.model import EverstepError, MachineId, PolicySpec, Seconds, Term, Value
+from everstep.events import AlertCleared, AlertRaised, EvidenceFound, Report
+from everstep.model import (
+    NO_GENERATION,
+    EverstepError,
+    MachineId,
+    PolicySpec,
+    Seconds,
+    Term,
+    Value,
+)
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Raised by one when a frame, a report or an order changes so that a peer must know."""
+SINCE_2 = (AlertRaised, AlertCleared)
+"""Reports that protocol 1 would take for garbage."""
 RESEND_AFTER_S: Seconds = 2.0
 """Connections are TCP, so what is lost was lost with a connection or a stuck peer: no hurry."""
 RESEND_MAX = 256
@@ -150,6 +160,21 @@ def decode_report(body: bytes) -> Report:
         return _reports.decode(body)
     except _NOT_OURS as problem:
         raise WireError(_garbage(body, "a report", problem)) from None
+
+
+def understood(frame: AnyFrame, protocol: int) -> AnyFrame:
+    """The frame as a controller of this protocol understands it.
+
+    What it does not know is dropped. Its number must not be: the place is taken by a finding of
+    nothing, which means nothing to any version.
+    """
+    if protocol >= 2 or not isinstance(frame, Data):
+        return frame
+    report = decode_report(frame.body)
+    if not isinstance(report, SINCE_2):
+        return frame
+    nothing = EvidenceFound(machine=report.machine, generation=NO_GENERATION, findings=())
+    return msgspec.structs.replace(frame, body=encode_report(nothing))
 
 
 def encode_directive(directive: Directive) -> bytes:

@@ -31,8 +31,15 @@ TOKEN = "secret"
 class FakeController:
     """One term of a controller, in a thread of its own."""
 
-    def __init__(self, job: JobPaths, term: int = 1, before: FakeController | None = None) -> None:
+    def __init__(
+        self,
+        job: JobPaths,
+        term: int = 1,
+        before: FakeController | None = None,
+        protocol: int = wire.PROTOCOL,
+    ) -> None:
         """`before`: the controller whose journal this one goes on with."""
+        self.protocol = protocol
         self.term = Term(term)
         self.policy = PolicySpec()
         self.journalled: dict[str, int] = {} if before is None else before.journalled
@@ -145,7 +152,7 @@ class FakeController:
         journalled = self.journalled.get(hello.agent, 0)
         link = self._links.setdefault(hello.agent, Link(received=journalled))
         welcome = Welcome(
-            protocol=wire.PROTOCOL,
+            protocol=self.protocol,
             version="test",
             term=self.term,
             received=link.received,

@@ -96,6 +96,7 @@ class Job:
             host="testhost",
             job_dir=str(self.dir),
             nproc_per_node=spec.nproc_per_node,
+            units=("switch:leaf7",),
         )
         write_atomically(self.dir / "spec.json", spec)
         write_atomically(self.machine.setup, setup)
@@ -105,10 +106,12 @@ class Job:
         self.generation += 1
         return Generation(self.generation)
 
-    def start(self, *services: str) -> None:
-        """Start the machine's keeper with these of its services."""
+    def start(self, *services: str, agent: str = "everstep.agent") -> None:
+        """Start the machine's keeper with these of its services. `agent`: its module."""
         whole = machine_keeper(self.machine, read_json(self.machine.setup, MachineSetup))
         kept = {name: whole.services[name] for name in services}
+        for service in kept.values():
+            service.argv[:] = [agent if word == "everstep.agent" else word for word in service.argv]
         setup = msgspec.structs.replace(whole, services=kept)
         write_atomically(self.machine.root / "keeper.json", setup)
         with (self.machine.root / "keeper.log").open("ab") as log:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from everstep.agent.checks import registry
 from everstep.commands.flags import parse
 from everstep.commands.plan import (
     Address,
@@ -16,7 +17,8 @@ from everstep.commands.plan import (
     endpoint_of,
     plan,
 )
-from everstep.model import Every, UserError
+from everstep.model import ChecksSpec, Every, UserError
+from tests.agent.checks.parts import WordsCheck
 
 FACTS: dict[str, Any] = {
     "state_dir": "/state",
@@ -290,3 +292,49 @@ def test_keys_of_a_rendezvous_that_is_not_there_are_noted() -> None:
     assert made_plan.join_timeout_s == 5
     (note,) = made_plan.notes
     assert note.startswith("--rdzv-conf read_timeout is ignored")
+
+
+# --- checks --------------------------------------------------------------------------------------
+
+
+def test_checks_are_on_unless_they_are_turned_off() -> None:
+    assert made("train.py").spec.checks == ChecksSpec()
+    assert not made("--no-checks train.py").spec.checks.on
+    assert made("--metrics-port 9100 train.py").spec.checks.metrics_port == 9100
+    with pytest.raises(UserError, match="--metrics-port: 70000 is not a port"):
+        made("--metrics-port 70000 train.py")
+    with pytest.raises(UserError, match="--metrics-port x is not a whole number"):
+        made("--metrics-port x train.py")
+
+
+def test_limits_of_checks_are_those_that_checks_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(registry.CHECKS, WordsCheck.name, WordsCheck)
+    limits = {"test.words": {"at_most": "warn"}}
+    assert made("train.py", check_limits=limits).spec.checks.limits == limits
+    with pytest.raises(UserError, match=r"there is no check 'test\.wrods'"):
+        made("train.py", check_limits={"test.wrods": {}})
+    with pytest.raises(UserError, match=r"test\.words has no limit 'of': it has at_most, off"):
+        made("train.py", check_limits={"test.words": {"of": True}})
+    with pytest.raises(UserError, match=r"limits of check test\.words: Expected `bool`"):
+        made("train.py", check_limits={"test.words": {"off": 1}})
+
+
+HOSTS = "--nnodes 2 --rdzv-endpoint head:1 "
+
+
+def test_units_are_said_by_the_user_and_else_by_the_scheduler() -> None:
+    assert made(f"{HOSTS} train.py").units == ()
+    found = ("switch:leaf1", "block:b2")
+    assert made(f"{HOSTS} train.py", units=found).units == found
+    words = f"{HOSTS} --unit switch:s9 --unit rack:12 --unit switch:s8 train.py"
+    assert made(words, units=found).units == ("switch:s9", "switch:s8", "rack:12", "block:b2")
+    for wrong in ("leaf1", "switch:", ":leaf1", "Switch:leaf", "switch:a,b"):
+        with pytest.raises(UserError, match=f"--unit {wrong} is not of the form KIND:NAME"):
+            made(f"{HOSTS} --unit {wrong} train.py")
+
+
+def test_stand_ins_share_everything_so_units_mean_nothing() -> None:
+    made_plan = made("--local-machines 2 --unit switch:s1 train.py", units=("block:b",))
+    assert made_plan.units == ()
+    assert made_plan.notes == ("--unit is ignored: all machines are this host.",)
+    assert made("--local-machines 2 train.py", units=("block:b",)).notes == ()

@@ -11,12 +11,20 @@ import typer
 
 from everstep.cli import app
 from everstep.commands.flags import FLAGS, reference_page
+from tests.house.checks_page import CHECKS_PAGE, checks_page
 
 ROOT = Path(__file__).parents[2]
 FROZEN_FLAGS = Path(__file__).with_name("flags.txt")
 FLAGS_PAGE = ROOT / "docs" / "torchrun-flags.md"
 
-__all__ = ["FLAGS_PAGE", "FROZEN_FLAGS", "flag_lines", "reference_page"]
+__all__ = [
+    "CHECKS_PAGE",
+    "FLAGS_PAGE",
+    "FROZEN_FLAGS",
+    "checks_page",
+    "flag_lines",
+    "reference_page",
+]
 
 
 def flag_lines() -> list[str]:

@@ -1,11 +1,19 @@
 """The command line is frozen: a flag that appears, goes or changes is a diff that somebody reads.
 
-`make docs` writes both files anew.
+`make docs` writes the files anew.
 """
 
 from __future__ import annotations
 
-from tests.house.frozen import FLAGS_PAGE, FROZEN_FLAGS, flag_lines, reference_page
+from everstep.agent.checks.registry import CHECKS
+from tests.house.frozen import (
+    CHECKS_PAGE,
+    FLAGS_PAGE,
+    FROZEN_FLAGS,
+    checks_page,
+    flag_lines,
+    reference_page,
+)
 
 STALE = "run `make docs`, read the difference, and commit it if it is meant"
 
@@ -16,3 +24,9 @@ def test_flags_of_every_command_are_those_that_were_agreed() -> None:
 
 def test_the_page_about_torchruns_flags_is_what_the_table_says() -> None:
     assert FLAGS_PAGE.read_text() == reference_page(), STALE
+
+
+def test_the_page_about_checks_is_what_the_registry_says() -> None:
+    page = CHECKS_PAGE.read_text()
+    assert page == checks_page(), STALE
+    assert not [name for name in CHECKS if f"| `{name}` |" not in page]

@@ -24,6 +24,7 @@ from everstep.agent.output import Output
 from everstep.agent.own_disk import OwnDisk
 from everstep.agent.persist import Persisting
 from everstep.agent.port import PortTaken, StorePort
+from everstep.agent.probing import reach
 from everstep.agent.progress import Progress
 from everstep.agent.rank_env import fork_request
 from everstep.agent.shards import Shards
@@ -35,6 +36,7 @@ from everstep.core.agent_io import (
     AgentEvent,
     BackUpShards,
     DoFault,
+    DoProbe,
     ForkFailed,
     ForkRanks,
     KillRanks,
@@ -45,7 +47,7 @@ from everstep.core.agent_io import (
     RanksRemain,
     SendReport,
 )
-from everstep.events import FaultInjected, MachineReleased, RankExited
+from everstep.events import FaultInjected, MachineProbed, MachineReleased, RankExited
 from everstep.keeper import EXIT_RELEASE
 from everstep.model import Copy, Generation, PolicySpec, Rank, Seconds
 from everstep.paths import SHM_ROOT
@@ -116,6 +118,8 @@ class Effects:
         elif isinstance(action, BackUpShards):
             self._cancel(BackUpShards)
             self._begin(BackUpShards, self._back_up(action))
+        elif isinstance(action, DoProbe):
+            self._spawn(self._probe(action))
         elif isinstance(action, DoFault):
             self._spawn(self._do_fault(action))
         else:
@@ -255,6 +259,19 @@ class Effects:
 
     async def _back_up(self, action: BackUpShards) -> None:
         self._post(await self._hands.shards.back_up(action.order))
+
+    async def _probe(self, action: DoProbe) -> None:
+        order, machine = action.order, self._here.setup.machine
+        tried = await reach(order.address, order.port, order.within_s)
+        self._post(
+            MachineProbed(
+                machine=machine,
+                action=action.id,
+                target=order.target,
+                reachable=tried.reachable,
+                why=tried.why,
+            )
+        )
 
     async def _do_fault(self, action: DoFault) -> None:
         order, machine = action.order, self._here.setup.machine

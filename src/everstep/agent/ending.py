@@ -2,8 +2,9 @@
 
 Gone means: every rank of an older generation, everything it started (data loaders, compilers, shell
 pipelines), and whatever else hangs below the keeper. Spared are agent, launcher and the ranks that
-it has parked, which ran nothing of the user's. Zombies are gone: they hold nothing but their pid.
-Used by the shell for KillRanks and before it leaves.
+it has parked, which ran nothing of the user's, and what a killed agent had looking at the machine:
+if that hangs in a driver, it is no rank that remains. Zombies are gone: they hold nothing but their
+pid. Used by the shell for KillRanks and before it leaves.
 """
 
 from __future__ import annotations
@@ -51,6 +52,12 @@ class Ending:
         self._launching = launching
         self._leaders: set[Process] = set()
         """Every rank seen that is not proven gone with all its session."""
+        self._strays: set[Process] = set()
+        """No ranks, whoever their parent is."""
+
+    def spare(self, processes: Iterable[Process]) -> None:
+        """These are not to be ended, although they are the keeper's children."""
+        self._strays.update(processes)
 
     def remember(self, leader: Process) -> None:
         """A rank's process: it leads a session whose members are to end with it."""
@@ -87,6 +94,7 @@ class Ending:
         keeper = read_pid_file(self._here.paths.pid_file("keeper"))
         kept = {w.process.pid for w in self._ranks.running if w.generation >= generation}
         spared = kept | {os.getpid()}
+        spared |= {pid for pid, entry in table.items() if entry.process in self._strays}
         # Read after the snapshot: a launcher that was just started is a service, not a stray.
         for name in SERVICES:
             service = read_pid_file(self._here.paths.pid_file(name))

@@ -62,6 +62,8 @@ class ControllerLink:
         self._agent = agent
         self._shell = shell
         self._term = term
+        self._protocol = wire.PROTOCOL
+        """Of the controller."""
         self._link = wire.Link()
         self._frames: deque[wire.AnyFrame] = deque()
         self._wake = asyncio.Event()
@@ -189,6 +191,7 @@ class ControllerLink:
         if welcome.term > self._term:
             self._term = welcome.term
             self._link.new_peer()
+        self._protocol = welcome.protocol
         self._frames.clear()
         self._frames.extend(self._link.resume(welcome.received, time.monotonic()))
         self._connected = True
@@ -226,7 +229,8 @@ class ControllerLink:
             self._wake.clear()
             self._frames.extend(self._link.due(time.monotonic()))
             while self._frames:
-                await socket.send(wire.encode(self._frames.popleft()))
+                frame = wire.understood(self._frames.popleft(), self._protocol)
+                await socket.send(wire.encode(frame))
             self._written = True
             acknowledgement = self._link.ack_due()
             if acknowledgement is not None:

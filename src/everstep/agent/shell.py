@@ -14,6 +14,9 @@ from typing import NoReturn
 
 from everstep import __version__
 from everstep.agent.adoption import adopt
+from everstep.agent.checking import Checking, Machine
+from everstep.agent.checks.monitor import Said
+from everstep.agent.checks.surroundings import boot_id
 from everstep.agent.effects import Effects, Hands
 from everstep.agent.ending import Ending
 from everstep.agent.groups import read_groups
@@ -36,6 +39,7 @@ from everstep.agent.watch import RankWatch
 from everstep.core.agent import AgentCore
 from everstep.core.agent_io import (
     AgentEvent,
+    ChecksRead,
     ControllerConnected,
     ControllerDisconnected,
     GroupsRead,
@@ -70,6 +74,10 @@ class AgentShell:
         self._memory_file = MemoryFile(here.shm)
         self._hands = self._make_hands()
         self._effects = Effects(self._hands, here.spec.policy, self._events, tasks.create_task)
+        self._checking = Checking(
+            Machine(here=here, environ=os.environ, pids=self._pids, tell=self._checks_say)
+        )
+        self._hands.ending.spare(self._checking.runner.left_behind)
 
     def _make_hands(self) -> Hands:
         here, memory = self._here, self._memory_file.read()
@@ -102,6 +110,7 @@ class AgentShell:
         await listen(self._here.paths.notice_socket, self._look_now.set)
         for watching in (self._hands.link.run(), self._look_at_slots(), self._follow_output()):
             self._tasks.create_task(watching)
+        self._tasks.create_task(self._checking.run())
         with contextlib.closing(self._hands.shards):
             while True:
                 await self._take_one()
@@ -181,6 +190,8 @@ class AgentShell:
                 shard_port=self._hands.shards.port,
                 shard_address=self._hands.shards.address,
                 node_rank=None if setup.node_rank is None else NodeRank(setup.node_rank),
+                boot_id=boot_id(),
+                units=setup.units,
             )
         )
         self._events.put_nowait(event)
@@ -193,6 +204,15 @@ class AgentShell:
 
     def acknowledged(self) -> None:
         self._remember()
+
+    # --- what the checks say ---
+
+    def _pids(self) -> list[int]:
+        return [watched.process.pid for watched in self._hands.ranks.running]
+
+    def _checks_say(self, said: tuple[Said, ...]) -> None:
+        if not self._effects.leaving:
+            self._events.put_nowait(ChecksRead(said=said))
 
     # --- what the ranks show ---
 

@@ -310,6 +310,27 @@ _OURS = (
         "over in half the time until the next one).",
     ),
     _ours("--backup-interface", "NAME", "Network interface of each machine that they go over."),
+    _ours("--no-checks", "", "Do not check machines while ranks train."),
+    _ours(
+        "--check-limits",
+        "FILE",
+        "TOML with other limits for checks, one table for each, as in [net.link]; `at_most = "
+        '"warn"` lets a check only be watched, `off = true` turns it off.',
+    ),
+    _ours(
+        "--metrics-port",
+        "N",
+        "Where each machine shows what its checks say to Prometheus, at /metrics (default 0: "
+        "nowhere).",
+    ),
+    _ours(
+        "--unit",
+        "KIND:NAME",
+        "What this machine shares with others and may lose with them, as switch:leaf7 or rack:12: "
+        "machines that fail together are then sent away together. Under Slurm its topology says "
+        "switch and block.",
+        many=True,
+    ),
     _ours("--no-fork", "", "Start every rank in a fresh interpreter: slower, but no fork."),
     _ours("--preload", "PKG", "Installed package to import before ranks are forked.", many=True),
     _ours("--detach", "", "Start the job and return; see `everstep attach`."),
@@ -363,6 +384,10 @@ class RunFlags(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     backup_rate: int = 0
     backup_interface: str = ""
     layout: str | None = None
+    no_checks: bool = False
+    check_limits: str = ""
+    metrics_port: int = 0
+    unit: tuple[str, ...] = ()
     no_fork: bool = False
     preload: tuple[str, ...] = ()
     detach: bool = False

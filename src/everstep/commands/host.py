@@ -12,11 +12,21 @@ import os
 import re
 import secrets
 import socket
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 
+import msgspec
+
 from everstep.commands.flags import RunFlags
-from everstep.commands.plan import Address, HostFacts, Plan, endpoint_of
+from everstep.commands.plan import (
+    Address,
+    CheckLimits,
+    HostFacts,
+    Plan,
+    endpoint_of,
+    is_unit,
+)
 from everstep.model import UserError
 
 _GPU_FILE = re.compile(r"nvidia\d+")
@@ -33,7 +43,49 @@ def facts_of_this_host(flags: RunFlags, state: Path, environ: Mapping[str, str])
         gpus=gpu_count(environ.get("CUDA_VISIBLE_DEVICES"), Path("/dev")),
         uid=secrets.token_hex(4),
         endpoint_here=endpoint is not None and is_here(endpoint.host),
+        check_limits=read_check_limits(flags.check_limits),
+        units=slurm_units(environ),
     )
+
+
+def read_check_limits(file: str) -> CheckLimits:
+    """The tables of --check-limits, [net.link] like ["net.link"]; empty without a file."""
+    if not file:
+        return {}
+    try:
+        tables = tomllib.loads(Path(file).read_text())
+    except OSError as error:
+        raise UserError(f"--check-limits {file} cannot be read: {error.strerror}.") from error
+    except ValueError as error:
+        raise UserError(f"--check-limits {file} is not TOML: {error}.") from error
+    found: dict[str, object] = {}
+    for name, table in tables.items():
+        inner = isinstance(table, dict) and any(isinstance(each, dict) for each in table.values())
+        found |= {f"{name}.{key}": each for key, each in table.items()} if inner else {name: table}
+    try:
+        return msgspec.convert(found, CheckLimits)
+    except msgspec.ValidationError as error:
+        raise UserError(
+            f"--check-limits {file} is not a table of limits for each check: {error}."
+        ) from error
+
+
+def slurm_units(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """What Slurm's topology plugin says of this host: the nearest one of each kind.
+
+    SLURM_TOPOLOGY_ADDR is the way to it, "spine.leaf1.node1", and _PATTERN names the kinds on it,
+    "switch.switch.node" (srun(1), output environment variables).
+    """
+    kinds = environ.get("SLURM_TOPOLOGY_ADDR_PATTERN", "").split(".")
+    names = environ.get("SLURM_TOPOLOGY_ADDR", "").split(".", len(kinds) - 1)
+    if len(names) != len(kinds):
+        return ()
+    nearest = {
+        kind: name
+        for kind, name in zip(kinds, names, strict=True)
+        if kind != "node" and is_unit(f"{kind}:{name}")
+    }
+    return tuple(f"{kind}:{name}" for kind, name in nearest.items())
 
 
 def gpu_count(visible: str | None, devices: Path) -> int:

@@ -14,11 +14,13 @@ from pathlib import Path
 
 import msgspec
 
+from everstep.agent.checks.registry import make_checks
 from everstep.checkpoint.tier import FILE, TierFailed, is_url, tier_at
 from everstep.commands.flags import RunFlags
 from everstep.core.groups import layout_of
 from everstep.model import (
     CheckpointSpec,
+    ChecksSpec,
     Every,
     JobId,
     JobSpec,
@@ -34,7 +36,9 @@ STATIC_PORT = 29500
 """torchrun's --master-port."""
 C10D_PORT = 29400
 """torchrun's port of a c10d endpoint that names none."""
+CheckLimits = dict[str, dict[str, float | int | str | bool]]
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,47}")
+_UNIT = re.compile(r"[a-z][a-z0-9_-]*:[^\s:,]+")
 _RDZV_KEYS = ("is_host", "join_timeout")
 _TRUE = ("1", "true", "t", "yes", "y")
 _FALSE = ("0", "false", "f", "no", "n")
@@ -56,6 +60,10 @@ class HostFacts(Value, frozen=True, kw_only=True):
     """Eight fresh hex digits."""
     endpoint_here: bool = False
     """Whether the address of the endpoint is one of this host."""
+    check_limits: CheckLimits = {}
+    """Content of the file of --check-limits."""
+    units: tuple[str, ...] = ()
+    """What the scheduler says that this host shares with others, as KIND:NAME."""
 
 
 class Leads(StrEnum):
@@ -120,6 +128,8 @@ class Plan(Value, frozen=True, kw_only=True):
     address: Address
     node_rank: int | None = None
     local_addr: str | None = None
+    units: tuple[str, ...] = ()
+    """As in MachineSetup."""
     join_timeout_s: float = JOIN_TIMEOUT_S
     log_dir: str | None = None
     shown: Shown = Shown()
@@ -166,10 +176,11 @@ def plan(flags: RunFlags, facts: HostFacts) -> Plan:
         address=address if not alone else Address(host="127.0.0.1", port=address.port),
         node_rank=flags.node_rank,
         local_addr=flags.local_addr,
+        units=() if alone else _units(flags, facts),
         join_timeout_s=_seconds(conf.get("join_timeout")),
         log_dir=flags.log_dir,
         shown=_shown(flags),
-        notes=(*flags.notes, *notes),
+        notes=(*flags.notes, *notes, *_unit_notes(flags, alone=alone)),
     )
 
 
@@ -237,8 +248,41 @@ def _spec(flags: RunFlags, facts: HostFacts, *, name: JobId, nnodes: int, local:
             backup_interface=flags.backup_interface,
         ),
         policy=policy,
+        checks=_checks(flags, facts),
         layout=None if flags.layout is None else read_layout(flags.layout, nnodes, nproc),
     )
+
+
+def _checks(flags: RunFlags, facts: HostFacts) -> ChecksSpec:
+    make_checks(facts.check_limits)  # UserError if one of them is not a limit of a check
+    return ChecksSpec(
+        on=not flags.no_checks,
+        limits=facts.check_limits,
+        metrics_port=_port(flags.metrics_port, "--metrics-port"),
+    )
+
+
+def _units(flags: RunFlags, facts: HostFacts) -> tuple[str, ...]:
+    """What the user says, and of other kinds what the scheduler says."""
+    said: dict[str, list[str]] = {}
+    for unit in flags.unit:
+        if not is_unit(unit):
+            raise UserError(f"--unit {unit} is not of the form KIND:NAME, as in switch:leaf7.")
+        said.setdefault(unit.partition(":")[0], []).append(unit)
+    for unit in facts.units:
+        said.setdefault(unit.partition(":")[0], [unit])
+    return tuple(unit for units in said.values() for unit in units)
+
+
+def is_unit(text: str) -> bool:
+    """Whether this is KIND:NAME."""
+    return _UNIT.fullmatch(text) is not None
+
+
+def _unit_notes(flags: RunFlags, *, alone: bool) -> list[str]:
+    if not flags.unit or not alone:
+        return []
+    return ["--unit is ignored: all machines are this host."]
 
 
 def read_layout(text: str, nnodes: int, nproc: int) -> LayoutSpec:

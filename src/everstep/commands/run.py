@@ -213,6 +213,7 @@ def _join(plan: Plan, token: str | None, started: Started, waiting: Waiting) -> 
         nproc_per_node=plan.spec.nproc_per_node,
         endpoint_url=plan.address.url,
         node_rank=plan.node_rank,
+        units=plan.units,
     )
     keeper = write_machine(paths.machine(machine), setup)
     if start_keeper(keeper, paths.machine(machine).log("keeper")) is None:

@@ -22,6 +22,7 @@ from everstep.actions import (
     InjectFault,
     Order,
     PersistStep,
+    ProbeMachine,
     ReleaseMachine,
     StartRanks,
     StopRanks,
@@ -34,6 +35,7 @@ from everstep.core.agent_io import (
     ControllerConnected,
     ControllerDisconnected,
     DoFault,
+    DoProbe,
     FindingsRead,
     ForkFailed,
     ForkRanks,
@@ -57,6 +59,7 @@ from everstep.events import (
     FaultInjected,
     MachineGroups,
     MachineNumbers,
+    MachineProbed,
     MachineProgress,
     Numbers,
     PersistFailed,
@@ -102,6 +105,7 @@ Answer = (
     | PersistFailed
     | StepBackedUp
     | BackupFailed
+    | MachineProbed
     | FaultInjected
 )
 """Reports that name the order they answer."""
@@ -232,6 +236,11 @@ class AgentCore:
         self._working[order.id] = None
         self._out.append(BackUpShards(id=order.id, cause=order.cause, why=order.why, order=order))
 
+    def probe_machine(self, order: ProbeMachine, now: Seconds) -> None:
+        del now
+        self._working[order.id] = None
+        self._out.append(DoProbe(id=order.id, cause=order.cause, why=order.why, order=order))
+
     def inject_fault(self, order: InjectFault, now: Seconds) -> None:
         del now
         self._working[order.id] = None
@@ -316,7 +325,12 @@ class AgentCore:
 
     def answered(
         self,
-        event: StepPersisted | PersistFailed | StepBackedUp | BackupFailed | FaultInjected,
+        event: StepPersisted
+        | PersistFailed
+        | StepBackedUp
+        | BackupFailed
+        | MachineProbed
+        | FaultInjected,
         now: Seconds,
     ) -> None:
         """The shell's own words are the answer."""
@@ -468,6 +482,7 @@ _ORDERS: dict[type[Order], Callable[[AgentCore, Any, Seconds], None]] = {
     StartRanks: AgentCore.start_ranks,
     PersistStep: AgentCore.persist_step,
     BackUpStep: AgentCore.back_up_step,
+    ProbeMachine: AgentCore.probe_machine,
     InjectFault: AgentCore.inject_fault,
     ReleaseMachine: AgentCore.release_machine,
 }
@@ -491,6 +506,7 @@ _HANDLERS: dict[type[AgentEvent], Callable[[AgentCore, Any, Seconds], None]] = {
     PersistFailed: AgentCore.answered,
     StepBackedUp: AgentCore.answered,
     BackupFailed: AgentCore.answered,
+    MachineProbed: AgentCore.answered,
     FaultInjected: AgentCore.answered,
     TimerFired: AgentCore.timer_fired,
 }

@@ -6,7 +6,15 @@ Nothing here crosses a machine's border; what does is Report (events.py) and Ord
 
 from __future__ import annotations
 
-from everstep.actions import BackUpStep, Imperative, InjectFault, Order, PersistStep, StartRanks
+from everstep.actions import (
+    BackUpStep,
+    Imperative,
+    InjectFault,
+    Order,
+    PersistStep,
+    ProbeMachine,
+    StartRanks,
+)
 from everstep.diagnosis.findings import Finding
 from everstep.events import (
     AlertCleared,
@@ -15,6 +23,7 @@ from everstep.events import (
     BadNumber,
     Fact,
     FaultInjected,
+    MachineProbed,
     Numbers,
     PersistFailed,
     RankExited,
@@ -159,6 +168,7 @@ AgentEvent = (
     | PersistFailed
     | StepBackedUp
     | BackupFailed
+    | MachineProbed
     | FaultInjected
     | TimerFired
 )
@@ -193,6 +203,12 @@ class BackUpShards(Imperative, frozen=True, kw_only=True):
     order: BackUpStep
 
 
+class DoProbe(Imperative, frozen=True, kw_only=True):
+    """Try to reach what the order names: MachineProbed."""
+
+    order: ProbeMachine
+
+
 class DoFault(Imperative, frozen=True, kw_only=True):
     """Kill what the order names."""
 
@@ -210,5 +226,12 @@ class SendReport(Imperative, frozen=True, kw_only=True):
 
 
 AgentAction = (
-    ForkRanks | KillRanks | PersistShards | BackUpShards | DoFault | LeaveMachine | SendReport
+    ForkRanks
+    | KillRanks
+    | PersistShards
+    | BackUpShards
+    | DoProbe
+    | DoFault
+    | LeaveMachine
+    | SendReport
 )

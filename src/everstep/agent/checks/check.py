@@ -26,6 +26,9 @@ class Here(Value, frozen=True, kw_only=True):
     boot_id: str = ""
     interfaces: tuple[str, ...] = ()
     """Network interfaces that the job is known to use; empty: those with a default route count."""
+    hcas: tuple[str, ...] = ()
+    """InfiniBand and RoCE devices that the job is known to use, for example "mlx5_0"; empty: all.
+    """
     paths: tuple[str, ...] = ()
     """Directories that the job needs: working directory, checkpoints, logs."""
     addresses: tuple[str, ...] = ()

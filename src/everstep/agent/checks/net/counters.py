@@ -1,0 +1,33 @@
+"""Differences of counters. For every judge here: a counter's own value says nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+WRAP = 1 << 32
+"""Some cards count 32 bits wide."""
+
+
+def growth(old: int | None, new: int | None) -> int | None:
+    """By how much a counter has grown; None if that cannot be said.
+
+    A smaller value is a reset, unless it went from the upper half of 32 bits to the lower one.
+    """
+    if old is None or new is None:
+        return None
+    if new >= old:
+        return new - old
+    if WRAP // 2 <= old < WRAP and new < WRAP // 2:
+        return new + WRAP - old
+    return None
+
+
+def total(old: Mapping[str, int], new: Mapping[str, int], names: Iterable[str]) -> int | None:
+    """By how much these counters have grown together; None if none of them can be compared.
+
+    A reset of one is taken as a reset of all.
+    """
+    both = [name for name in names if name in old and name in new]
+    grown = [growth(old[name], new[name]) for name in both]
+    known = [each for each in grown if each is not None]
+    return sum(known) if known and len(known) == len(grown) else None

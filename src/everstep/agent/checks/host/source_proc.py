@@ -1,0 +1,49 @@
+"""Source "proc": memory of the machine, processes that ran out of it, and which boot this is.
+
+Sampled in the agent's loop every two seconds, the interval of ByteRobust for its host checks.
+Judged by memory.py, oom_anywhere.py and boot.py.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from everstep.agent.checks.check import Here, NotReadable, Source
+from everstep.agent.checks.host.reading import missing, read, readable, table
+from everstep.model import Seconds, Value
+
+
+class ProcSample(Value, frozen=True, kw_only=True):
+    """Of one moment."""
+
+    total: int
+    """Bytes of memory that the machine has."""
+    available: int
+    """Bytes that a program could still get without swapping, as the kernel estimates it."""
+    oom_kills: int | None = None
+    """Processes ended for want of memory since the boot; None: this kernel does not tell."""
+    boot_id: str = ""
+
+
+class Proc(Source[ProcSample]):
+    """Reads /proc/meminfo, /proc/vmstat and the boot id."""
+
+    name: ClassVar[str] = "proc"
+    kind: ClassVar[type[Value]] = ProcSample
+    every_s: ClassVar[Seconds] = 2.0
+
+    def absent(self, here: Here) -> str:
+        return "there is no /proc/meminfo" if missing(here, "/proc/meminfo") else ""
+
+    def sample(self, here: Here) -> ProcSample:
+        memory = table(read(here, "/proc/meminfo"))
+        if not memory.get("MemTotal") or "MemAvailable" not in memory:
+            raise NotReadable("/proc/meminfo does not say how much memory there is")
+        events = readable(lambda: table(read(here, "/proc/vmstat"))) or {}
+        boot_id = readable(lambda: read(here, "/proc/sys/kernel/random/boot_id")) or ""
+        return ProcSample(
+            total=memory["MemTotal"] * 1024,
+            available=memory["MemAvailable"] * 1024,
+            oom_kills=events.get("oom_kill"),
+            boot_id=boot_id.strip(),
+        )

@@ -8,6 +8,7 @@ from everstep.actions import (
     BackUpStep,
     InjectFault,
     PersistStep,
+    ProbeMachine,
     ReleaseMachine,
     StartRanks,
     StopRanks,
@@ -19,6 +20,7 @@ from everstep.core.agent_io import (
     ControllerConnected,
     ControllerDisconnected,
     DoFault,
+    DoProbe,
     ForkFailed,
     ForkRanks,
     GroupsRead,
@@ -39,6 +41,7 @@ from everstep.events import (
     BadNumber,
     MachineGroups,
     MachineNumbers,
+    MachineProbed,
     MachineProgress,
     Numbers,
     RankExited,
@@ -371,6 +374,20 @@ def test_other_orders_are_handed_on_and_answered_in_the_shells_words() -> None:
     assert only(agent.tell(failed), BackupFailed) == failed
     fault = InjectFault(id="f", cause="1", why="t", fault=Fault.KILL_AGENT, machine=M0)
     assert only(agent.order(fault), DoFault).order == fault
+    probe = ProbeMachine(
+        id="q",
+        cause="1",
+        why="t",
+        machine=M0,
+        target=MachineId("m1"),
+        address="a",
+        port=1,
+        within_s=3.0,
+        attempt=1,
+    )
+    assert only(agent.order(probe), DoProbe).order == probe
+    probed = MachineProbed(machine=M0, action="q", target=MachineId("m1"), reachable=False)
+    assert only(agent.tell(probed), MachineProbed) == probed
     leave = ReleaseMachine(id="r", cause="1", why="t", machine=M0)
     only(agent.order(leave), LeaveMachine)
 

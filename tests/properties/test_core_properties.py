@@ -22,6 +22,7 @@ from everstep.actions import (
     ControllerAction,
     InjectFault,
     PersistStep,
+    ProbeMachine,
     PublishStep,
     ReleaseMachine,
     RequestMachines,
@@ -32,7 +33,10 @@ from everstep.core.controller import ControllerCore
 from everstep.core.faults import objection
 from everstep.core.invariants import Watch, check_state
 from everstep.core.state import Phase, State
+from everstep.diagnosis.words import Verdict
 from everstep.events import (
+    AlertCleared,
+    AlertRaised,
     BackupFailed,
     ControllerEvent,
     ControllerStarted,
@@ -41,6 +45,7 @@ from everstep.events import (
     JobSubmitted,
     MachineJoined,
     MachineLost,
+    MachineProbed,
     MachineReleased,
     MachineSilent,
     MachinesRequested,
@@ -57,6 +62,7 @@ from everstep.events import (
     StopRequested,
     TimerFired,
 )
+from everstep.health import Alert, Counts, Result
 from everstep.journal import Journal, replay, take_term
 from everstep.model import (
     CheckpointSpec,
@@ -94,6 +100,18 @@ errors = st.sampled_from(
         RankError(kind="RuntimeError", message="Connection closed by peer", traceback="Traceback"),
     ]
 )
+results = st.builds(
+    Result,
+    check=st.sampled_from(["gpu.lost", "net.link"]),
+    item=st.sampled_from(["", "eth0", "GPU 1"]),
+    verdict=st.sampled_from(Verdict),
+    why=st.just("it is so"),
+    counts=st.sampled_from(Counts),
+    cause=st.sampled_from(["", "", "boot b0", "boot b1", "nfs server:/data"]),
+)
+alerts = st.builds(
+    Alert, result=results, source=st.sampled_from(["agent", "alertmanager"]), age_s=ages
+)
 
 
 class CoreUnderFire(RuleBasedStateMachine):
@@ -128,7 +146,7 @@ class CoreUnderFire(RuleBasedStateMachine):
     @initialize(
         nnodes=st.integers(1, 3),
         nproc=st.integers(1, 2),
-        standbys=st.integers(0, 1),
+        standbys=st.integers(0, 2),
         disk_every=st.sampled_from([0, 5]),
         published=st.booleans(),
         recoveries_max=st.integers(1, 5),
@@ -212,6 +230,8 @@ class CoreUnderFire(RuleBasedStateMachine):
                 host="host",
                 version=VERSION,
                 shard_port=7000,
+                boot_id=f"b{ord(machine[1]) % 2}",
+                units=("switch:s0",) if machine < "m2" else ("switch:s1",),
                 **{"generation": self.state.generation, **more},
             )
         )
@@ -236,6 +256,32 @@ class CoreUnderFire(RuleBasedStateMachine):
     @rule(machine=strangers)
     def lose(self, machine: MachineId) -> None:
         self.tell(MachineLost(machine=machine, witness="its keeper is gone"))
+
+    # --- checks ---
+
+    @rule(machine=strangers, alert=alerts)
+    def alert(self, machine: MachineId, alert: Alert) -> None:
+        self.tell(AlertRaised(machine=machine, alert=alert))
+
+    @rule(machine=strangers, alert=alerts)
+    def clear(self, machine: MachineId, alert: Alert) -> None:
+        result = alert.result
+        cleared = AlertCleared(
+            machine=machine, check=result.check, item=result.item, source=alert.source
+        )
+        self.tell(cleared)
+
+    @precondition(lambda self: self.state.phase is Phase.RUNNING and self.state.positions)
+    @rule(data=st.data(), reachable=st.sampled_from([True, False, False, False, None]))
+    def cut(self, data: st.DataObject, reachable: bool | None) -> None:
+        """A member is silent, and everybody who is asked says the same of it."""
+        machine = data.draw(st.sampled_from(sorted(self.state.positions.values())))
+        self.tell(MachineSilent(machine=machine, agent=self.state.machines[machine].agent))
+        for _ in range(3):
+            self.timer()
+            for order in self._outstanding():
+                if isinstance(order, ProbeMachine):
+                    self.tell(_probed(order, reachable))
 
     # --- answers ---
 
@@ -394,6 +440,12 @@ def _start_failed(order: StartRanks) -> StartFailed:
     )
 
 
+def _probed(order: ProbeMachine, reachable: bool | None) -> MachineProbed:
+    return MachineProbed(
+        machine=order.machine, action=order.id, target=order.target, reachable=reachable
+    )
+
+
 def _persisted(order: PersistStep, reason: str) -> ControllerEvent:
     if reason:
         return PersistFailed(machine=order.machine, action=order.id, step=order.step, reason=reason)
@@ -407,6 +459,7 @@ def _backed_up(order: BackUpStep, reason: str) -> ControllerEvent:
 
 
 _ANSWERS: dict[type[ControllerAction], Any] = {
+    ProbeMachine: lambda order, reason: _probed(order, None if reason else False),
     PersistStep: _persisted,
     BackUpStep: _backed_up,
     PublishStep: lambda order, reason: StepPublished(

@@ -12,6 +12,12 @@ forms, which answer the newest outstanding order of that kind:
     progress S [fastest=S] [step_s=T]          StepProgress of the current generation
     groups [mesh=NAME:STRIDE:SIZE,..] [process=NAME:STRIDE:SIZE,..]   GroupsSeen of it
     prints M rank=R line=TEXT                  EvidenceFound: what a rank's agent finds in this line
+    alert M.. check=C verdict=V [item=I] [counts=twice] [cause=TEXT] [category=C] [source=S] [age=S]
+        [why=TEXT]                             AlertRaised
+    cleared M.. check=C [item=I] [source=S]    AlertCleared
+    probed M.. reachable=yes|no|unknown        MachineProbed, of everybody whom M was asked to reach
+
+Blanks are written as underscores in lines, causes and reasons.
 """
 
 from __future__ import annotations
@@ -25,6 +31,7 @@ from everstep.actions import (
     BackUpStep,
     ControllerAction,
     PersistStep,
+    ProbeMachine,
     PublishStep,
     ReleaseMachine,
     RequestMachines,
@@ -34,13 +41,17 @@ from everstep.actions import (
 from everstep.agent.log_findings import LogFindings
 from everstep.commands.plan import read_layout
 from everstep.core.controller import ControllerCore
+from everstep.diagnosis.words import Category, Verdict
 from everstep.events import (
+    AlertCleared,
+    AlertRaised,
     ControllerEvent,
     ControllerStarted,
     EvidenceFound,
     GroupsSeen,
     JobSubmitted,
     MachineJoined,
+    MachineProbed,
     MachineReleased,
     MachinesRequested,
     OutputLines,
@@ -51,6 +62,7 @@ from everstep.events import (
     StepProgress,
     StepPublished,
 )
+from everstep.health import Alert, Counts, Result
 from everstep.model import (
     CheckpointSpec,
     Copy,
@@ -71,7 +83,7 @@ from everstep.model import (
 )
 
 HIDDEN = {"id", "cause", "why", "grace_s", "within_s"}
-HIDDEN_IF_EMPTY = {"slices", "whole"}
+HIDDEN_IF_EMPTY = {"slices", "whole", "unit"}
 LONG = 30
 """Longer values are not shown: they are in `why`, or are tracebacks."""
 
@@ -196,6 +208,8 @@ def _join(run: Transcript, names: list[str], fields: dict[str, str]) -> Iterator
             shard_port=int(fields.get("shard_port", "0")),
             host="host",
             version="0",
+            boot_id=fields.get("boot_id", ""),
+            units=tuple(unit for unit in fields.get("units", "").split(",") if unit),
             generation=generation,
             ranks=tuple(
                 RankStatus(rank=Rank(rank), generation=generation, pid=100 + rank) for rank in ranks
@@ -338,7 +352,6 @@ def _shapes(text: str) -> tuple[GroupShape, ...]:
 
 
 def _prints(run: Transcript, names: list[str], fields: dict[str, str]) -> Iterator[ControllerEvent]:
-    """Blanks of the line are written as underscores."""
     name, generation = MachineId(names[0]), run.core.state.generation
     reader = run.readers.setdefault(name, LogFindings(name, run.core.state.job.world_size))
     lines = OutputLines(
@@ -350,6 +363,46 @@ def _prints(run: Transcript, names: list[str], fields: dict[str, str]) -> Iterat
     found = reader.read(lines)
     assert found is not None, f"no rule speaks about {lines.text!r}"
     yield EvidenceFound(machine=name, generation=generation, findings=found.findings)
+
+
+def _alert(run: Transcript, names: list[str], fields: dict[str, str]) -> Iterator[ControllerEvent]:
+    del run
+    result = Result(
+        check=fields["check"],
+        item=fields.get("item", ""),
+        verdict=Verdict(fields["verdict"]),
+        why=fields.get("why", "it is broken").replace("_", " "),
+        category=Category(fields.get("category", "none")),
+        counts=Counts(fields.get("counts", "never")),
+        cause=fields.get("cause", "").replace("_", " "),
+    )
+    source, age_s = fields.get("source", "agent"), float(fields.get("age", "0"))
+    for name in names:
+        alert = Alert(result=result, source=source, age_s=age_s)
+        yield AlertRaised(machine=MachineId(name), alert=alert)
+
+
+def _cleared(
+    run: Transcript, names: list[str], fields: dict[str, str]
+) -> Iterator[ControllerEvent]:
+    del run
+    for name in names:
+        yield AlertCleared(
+            machine=MachineId(name),
+            check=fields["check"],
+            item=fields.get("item", ""),
+            source=fields.get("source", "agent"),
+        )
+
+
+def _probed(run: Transcript, names: list[str], fields: dict[str, str]) -> Iterator[ControllerEvent]:
+    said = {"yes": True, "no": False, "unknown": None}[fields["reachable"]]
+    for name in names:
+        for order in run.core.outstanding(MachineId(name)):
+            if isinstance(order, ProbeMachine):
+                yield MachineProbed(
+                    machine=order.machine, action=order.id, target=order.target, reachable=said
+                )
 
 
 Short = Callable[[Transcript, list[str], dict[str, str]], Iterator[ControllerEvent]]
@@ -367,4 +420,7 @@ _SHORT: dict[str, Short] = {
     "progress": _progress,
     "groups": _groups,
     "prints": _prints,
+    "alert": _alert,
+    "cleared": _cleared,
+    "probed": _probed,
 }

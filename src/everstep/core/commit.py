@@ -22,6 +22,7 @@ from everstep.actions import (
     OpenIncident,
     PageHuman,
     PersistStep,
+    ProbeMachine,
     PublishStep,
     ReleaseMachine,
     RequestMachines,
@@ -29,11 +30,14 @@ from everstep.actions import (
     StopRanks,
     WakeStandby,
 )
+from everstep.core.alerts import people_told
 from everstep.core.ettr import Owner
 from everstep.core.evidence import judged
 from everstep.core.layouts import LAYOUT
+from everstep.core.probing import forget_probe, forget_probes, probe_machine
 from everstep.core.restore import safe_on_local_disks
-from everstep.core.state import Backup, Incident, Persist, Phase, State
+from everstep.core.slowdown import ranks_start
+from everstep.core.state import Backup, Expelled, Incident, Persist, Phase, State
 from everstep.model import NO_STEP, Published, Seconds
 
 
@@ -76,7 +80,8 @@ def _begin_generation(state: State, action: BeginGeneration, now: Seconds) -> No
         incident.failures.extend(f for f in state.failures if f.event not in known)
         if state.finish is None:
             incident.recoveries += 1
-            state.recoveries.append(now)
+            nothing_failed = state.full and not state.failures
+            (state.stops if nothing_failed else state.recoveries).append(now)
     state.early_exits = [rank for rank, status in state.exits.items() if status.ok]
     state.generation = action.generation
     state.paged.clear()
@@ -87,6 +92,7 @@ def _begin_generation(state: State, action: BeginGeneration, now: Seconds) -> No
     state.awaiting.clear()
     state.running_since = state.first_exit_at = None
     state.finished_by_all = state.finished_by_one = NO_STEP
+    forget_probes(state)
     state.backup = None
     state.backup_after = state.safe.step if state.safe is not None else NO_STEP
     state.backup_not_before = now
@@ -133,6 +139,7 @@ def _start_ranks(state: State, action: StartRanks, now: Seconds) -> None:
         return
     _settle_history(state)
     _settle_evidence(state)
+    ranks_start(state)
     _enter(state, Phase.STARTING, now)
     state.progress_at = now
     state.restored, state.restored_generation = action.restore, action.restore_generation
@@ -154,7 +161,10 @@ def _settle_evidence(state: State) -> None:
     """What was found speaks about the failure that is being recovered from, not the next one."""
     found, incident = judged(state), state.incident
     if incident is not None and found is not None:
-        incident.cause, incident.rule = found.sentence, found.rule
+        incident.rule = found.rule
+        lately = [each.machine for each in state.expelled if each.at >= state.phase_since]
+        if incident.cause not in {state.machines[name].evicted for name in lately}:
+            incident.cause = found.sentence
     state.evidence.clear()
 
 
@@ -225,10 +235,11 @@ def _release_machine(state: State, action: ReleaseMachine, now: Seconds) -> None
 
 def _evict_machine(state: State, action: EvictMachine, now: Seconds) -> None:
     """Its position is free; what it still owed is not waited for."""
-    del now
     machine = state.machines[action.machine]
     machine.evicted = action.why
+    state.alerted.pop(action.machine, None)
     state.silent.pop(action.machine, None)
+    forget_probe(state, action.machine)
     state.awaiting.pop(action.machine, None)
     for key, order in list(state.outstanding.items()):
         if getattr(order, "machine", None) == action.machine:
@@ -240,8 +251,20 @@ def _evict_machine(state: State, action: EvictMachine, now: Seconds) -> None:
         state.positions.pop(machine.node_rank, None)
         machine.node_rank = None
         state.single = state.safe is not None
+        if state.incident is not None and action.accused:
+            state.incident.cause = action.why
     if state.incident is not None:
         state.incident.evicted.append(action.machine)
+    if action.accused:
+        _expel(state, action, now)
+
+
+def _expel(state: State, action: EvictMachine, now: Seconds) -> None:
+    oldest = now - state.job.policy.accusers_within_s
+    state.expelled = [each for each in state.expelled if each.at > oldest]
+    state.expelled.append(Expelled(machine=action.machine, at=now, unit=action.unit))
+    if action.unit:
+        state.bad_units[action.unit] = None
 
 
 def _wake_standby(state: State, action: WakeStandby, now: Seconds) -> None:
@@ -259,6 +282,7 @@ def _request_machines(state: State, action: RequestMachines, now: Seconds) -> No
 def _page_human(state: State, action: PageHuman, now: Seconds) -> None:
     del now
     state.paged[action.about] = action.why
+    people_told(state, action.about)
     if action.about == LAYOUT:
         state.told_of_layout = action.why
 
@@ -281,6 +305,7 @@ _COMMITTERS: dict[type[ControllerAction], Callable[[State, Any, Seconds], None]]
     StopRanks: _stop_ranks,
     StartRanks: _start_ranks,
     PersistStep: _persist_step,
+    ProbeMachine: probe_machine,
     BackUpStep: _back_up_step,
     PublishStep: _publish_step,
     InjectFault: _inject_fault,

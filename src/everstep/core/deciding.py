@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from everstep.core.accusers import Group
 from everstep.core.state import State
 from everstep.model import Seconds
 
 
 class Deciding:
-    """One question to the rules. Reads only: a rule returns actions and changes nothing."""
+    """One question to all rules. Reads only: a rule returns actions and changes nothing."""
 
     def __init__(self, state: State, now: Seconds, already: int) -> None:
         """`already` actions were decided for the current event before."""
         self.state = state
         self.now = now
+        self.groups: list[Group] | None = None
+        """What evicting.py found about accused machines: several rules ask the same."""
         self._count = already
 
     @property

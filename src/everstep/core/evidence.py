@@ -6,10 +6,8 @@ printed; the same judgement as `everstep diagnose` makes from files.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
+from everstep.core.alerts import Accusation
 from everstep.core.state import Evidence, State
-from everstep.diagnosis.accused import FEW, FEW_SHARE
 from everstep.diagnosis.answer import Answer
 from everstep.diagnosis.causes import Course
 from everstep.diagnosis.findings import Site
@@ -22,8 +20,6 @@ from everstep.model import MachineId, NodeRank, Seconds, Value
 
 EVIDENCE_MAX = 500
 """Pieces of evidence kept of one failure: the first ones count, the rest is consequences."""
-ACCUSERS_WITHIN_S: Seconds = 300.0
-"""More machines than accused.FEW, or that share of the job, within this time are not evicted."""
 ITS_OWN = frozenset({Grade.HOST, Grade.HARDWARE})
 SURVIVED_STEPS = 3
 """A line after which training made so many steps did not end it."""
@@ -84,7 +80,7 @@ def judged(state: State) -> Judged | None:
     return Judged(answer=answer, event=event, rule=first.rule)
 
 
-def accused_machines(state: State, found: Judged) -> list[MachineId]:
+def accused_by_output(state: State, found: Judged, now: Seconds) -> list[Accusation]:
     """Members that the evidence says to evict, because they or their devices said it themselves.
 
     What only follows from who else did not fail, such as a file that one machine lacks, may be the
@@ -94,26 +90,11 @@ def accused_machines(state: State, found: Judged) -> list[MachineId]:
     if found.answer.first_action is not FirstAction.EVICT_MACHINE or first.grade not in ITS_OWN:
         return []
     members = {machine.machine for machine in state.members()}
-    return [MachineId(m) for m in found.answer.accused_machines if MachineId(m) in members]
-
-
-def why_not_evict(state: State, accused: Sequence[MachineId], now: Seconds) -> str:
-    """What speaks against evicting these machines; empty if nothing does."""
-    if len(accused) > len(state.standbys()):
-        return "no standby is ready"
-    recent = {
-        machine
-        for incident in state.incidents
-        if incident.opened_at > now - ACCUSERS_WITHIN_S
-        for machine in incident.evicted
-    }
-    count = len(recent | set(accused))
-    if count > max(FEW, FEW_SHARE * state.job.nnodes):
-        return (
-            f"{count} machines were accused within {ACCUSERS_WITHIN_S / 60:g} minutes, which is not"
-            " the machines: a switch, a driver, the code"
-        )
-    return ""
+    return [
+        Accusation(machine=MachineId(m), at=now, event=found.event, why=found.sentence)
+        for m in found.answer.accused_machines
+        if MachineId(m) in members
+    ]
 
 
 def is_users(found: Judged) -> bool:

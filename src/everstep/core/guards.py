@@ -7,6 +7,7 @@ and again, numbers that are bad again and again, too many recoveries without pro
 
 from __future__ import annotations
 
+from everstep.core.alerts import accusations
 from everstep.core.evidence import is_users, judged
 from everstep.core.state import Failure, State
 from everstep.model import Seconds, Value
@@ -38,10 +39,15 @@ class GiveUp(Value, frozen=True, kw_only=True):
 
 
 def give_up(state: State, now: Seconds) -> GiveUp | None:
-    """The first guard that speaks against another restart."""
+    """The first guard that speaks against another restart.
+
+    What the program seems to have done itself is a machine's doing if a member is accused.
+    """
+    accused = any(
+        state.machines[each.machine].node_rank is not None for each in accusations(state, now)
+    )
     return (
-        _user_error(state)
-        or _same_error_again(state)
+        (None if accused else _user_error(state) or _same_error_again(state))
         or _early_exits(state)
         or _bad_numbers(state)
         or _too_many(state, now)
@@ -124,7 +130,16 @@ def _bad_numbers(state: State) -> GiveUp | None:
     )
 
 
+def too_many_restarts(state: State, now: Seconds) -> bool:
+    """Whether ranks that run are left alone, since stopping them has brought no progress lately."""
+    policy = state.job.policy
+    restarts = [*state.recoveries, *state.stops]
+    lately = [at for at in restarts if at > now - policy.recoveries_window_s]
+    return len(lately) >= policy.recoveries_max
+
+
 def _too_many(state: State, now: Seconds) -> GiveUp | None:
+    """At most so many recoveries without progress, then a human."""
     policy = state.job.policy
     recent = [at for at in state.recoveries if at > now - policy.recoveries_window_s]
     if len(recent) < policy.recoveries_max:

@@ -28,13 +28,16 @@ from everstep.actions import (
     Order,
     Outcome,
     PersistStep,
+    ProbeMachine,
     ReleaseMachine,
     StartRanks,
     StopRanks,
     WakeStandby,
 )
+from everstep.core.alerts import ALERTS_MAX, STRIKES_MAX, usable
 from everstep.core.ettr import spent
 from everstep.core.state import Phase, State
+from everstep.core.witnesses import Witnesses
 from everstep.events import (
     ControllerEvent,
     ControllerStarted,
@@ -100,6 +103,9 @@ class Watch:
         self._backups: dict[MachineId, tuple[Copy, ...]] = {}
         """What each machine said last that it keeps for others."""
         self._actions: dict[str, ControllerAction] = {}
+        self._witnesses = Witnesses()
+        self._expelled: list[tuple[Seconds, str]] = []
+        """When what was evicted because something spoke against it: machines, or units as one."""
 
     def see(
         self, event: ControllerEvent, actions: Sequence[ControllerAction], now: Seconds
@@ -109,6 +115,7 @@ class Watch:
         must(now >= self.time, f"event {self.seq} is of {now}, the one before of {self.time}")
         self.time = now
         self._take(event)
+        self._witnesses.hear(event, now)
         for number, action in enumerate(actions):
             self._check_action(action, number)
             check = _CHECKS.get(type(action))
@@ -202,6 +209,29 @@ class Watch:
         for node_rank, machine in list(self.positions.items()):
             if machine == action.machine:
                 del self.positions[node_rank]
+        if action.accused:
+            self._expel(action)
+
+    def _expel(self, action: EvictMachine) -> None:
+        """Few at once, and nobody on a warning alone."""
+        assert self.spec is not None
+        policy, name = self.spec.policy, f"{action.id} evicts {action.machine}"
+        spoke = self._witnesses.spoke_against
+        must(
+            any(map(spoke, self._witnesses.machines)) if action.unit else spoke(action.machine),
+            f"{name}, and nobody said anything of it that is enough",
+        )
+        self._expelled.append((self.time, action.unit or action.machine))
+        lately = {who for at, who in self._expelled if at > self.time - policy.accusers_within_s}
+        most = max(policy.accused_max, policy.accused_share * self.spec.nnodes)
+        must(len(lately) <= most, f"{name} after {len(lately) - 1} others within minutes")
+
+    def probe_machine(self, action: ProbeMachine) -> None:
+        must(action.machine != action.target, f"{action.id} has {action.target} reach itself")
+        must(
+            action.target in self.positions.values(),
+            f"{action.id} asks for {action.target}, which has no position",
+        )
 
     def start_ranks(self, action: StartRanks) -> None:
         """Ranks start only after all older ones on all assigned machines are proven gone."""
@@ -333,6 +363,7 @@ _CHECKS: dict[type[ControllerAction], Callable[[Watch, Any], None]] = {
     EvictMachine: Watch.evict_machine,
     StartRanks: Watch.start_ranks,
     PersistStep: Watch.persist_step,
+    ProbeMachine: Watch.probe_machine,
     BackUpStep: Watch.back_up_step,
     InjectFault: Watch.inject_fault,
     OpenIncident: Watch.open_incident,
@@ -353,6 +384,18 @@ def check_state(state: State, now: Seconds) -> None:
     _check_waiting(state)
     _check_account(state, now)
     _check_incidents(state)
+    _check_alerts(state)
+
+
+def _check_alerts(state: State) -> None:
+    """However much is said, what is kept is bounded; and probes are of those who are silent."""
+    for name in state.alerted:
+        machine = state.machines[name]
+        must(len(machine.alerts) <= ALERTS_MAX, f"{name} has {len(machine.alerts)} alerts")
+        must(usable(machine), f"{name} is gone, and what is said of it still counts")
+        must(len(machine.strikes) <= STRIKES_MAX, f"{name} has {len(machine.strikes)} strikes")
+    for name in state.probes:
+        must(not state.machines[name].connected, f"{name} is heard of, and still probed")
 
 
 def _check_positions(state: State) -> None:

@@ -15,13 +15,14 @@ from everstep.actions import (
     ControllerAction,
     InjectFault,
     PersistStep,
+    ProbeMachine,
     PublishStep,
     ReleaseMachine,
     RequestMachines,
     StartRanks,
     StopRanks,
 )
-from everstep.core.alerts import alert_cleared, alert_raised
+from everstep.core.alerts import alert_cleared, alert_raised, machine_came
 from everstep.core.copied import (
     backup_failed,
     persist_failed,
@@ -33,6 +34,8 @@ from everstep.core.ettr import Owner
 from everstep.core.evidence import evidence_found
 from everstep.core.guards import UNUSABLE
 from everstep.core.numeric import bad_numbers, got_past
+from everstep.core.probing import forget_probe, forget_probes, machine_probed
+from everstep.core.slowdown import speed_fell, step_took
 from everstep.core.state import (
     Failure,
     Machine,
@@ -52,6 +55,7 @@ from everstep.events import (
     JobSubmitted,
     MachineJoined,
     MachineLost,
+    MachineProbed,
     MachineReleased,
     MachineSilent,
     MachinesRequested,
@@ -104,6 +108,7 @@ def _job_submitted(state: State, event: JobSubmitted, now: Seconds) -> None:
 def _controller_started(state: State, event: ControllerStarted, now: Seconds) -> None:
     """A new term: no agent is connected to it yet, and every patience starts anew."""
     state.term = event.term
+    forget_probes(state)
     for machine in state.machines.values():
         machine.ordered_at = now
         if machine.connected:
@@ -153,6 +158,8 @@ def _machine_joined(state: State, event: MachineJoined, now: Seconds) -> None:
     machine.local_disk = event.local_disk
     machine.shard_port = event.shard_port
     machine.shard_address = event.shard_address or event.address
+    machine_came(state, machine, event, now)
+    forget_probe(state, event.machine)
     state.silent.pop(event.machine, None)
     if state.gather_from is None and len(state.standbys()) >= state.job.nnodes:
         state.gather_from = now
@@ -207,6 +214,7 @@ def _machine_lost(state: State, event: MachineLost, now: Seconds) -> None:
     if machine.lost or machine.released:
         return
     machine.lost = event.witness
+    state.alerted.pop(event.machine, None)
     if machine.connected:
         _fell_silent(state, machine, now)
     if machine.node_rank is not None:
@@ -235,6 +243,7 @@ def _machine_released(state: State, event: MachineReleased, now: Seconds) -> Non
     if machine is not None:
         _gone(state, machine)
         machine.released = True
+        state.alerted.pop(event.machine, None)
         state.silent.pop(event.machine, None)
 
 
@@ -367,7 +376,10 @@ def _step_progress(state: State, event: StepProgress, now: Seconds) -> None:
         return
     if state.phase not in (Phase.STARTING, Phase.RUNNING):
         return
-    state.finished_by_one = max(state.finished_by_one, event.finished_by_one)
+    if event.finished_by_one > state.finished_by_one:
+        state.finished_by_one, state.advanced_at = event.finished_by_one, now
+        forget_probes(state)
+    step_took(state, event.step_s, now)
     state.step_s = event.step_s or state.step_s
     state.loss = event.loss
     if event.finished_by_all <= state.finished_by_all:
@@ -379,10 +391,12 @@ def _step_progress(state: State, event: StepProgress, now: Seconds) -> None:
     if event.finished_by_all > state.furthest:
         state.furthest = event.finished_by_all
         state.recoveries.clear()
+        state.stops.clear()
         state.proven = True
 
 
 def _metric_abnormal(state: State, event: MetricAbnormal, now: Seconds) -> None:
+    speed_fell(state, event, now)
     failure = bad_numbers(state, event, now)
     if failure is not None:
         _fail(state, failure, dead=False)
@@ -429,6 +443,7 @@ _ORDER_OF: dict[type[ControllerEvent], type[ControllerAction]] = {
     StepBackedUp: BackUpStep,
     BackupFailed: BackUpStep,
     StepPublished: PublishStep,
+    MachineProbed: ProbeMachine,
     MachinesRequested: RequestMachines,
     FaultInjected: InjectFault,
     MachineReleased: ReleaseMachine,
@@ -456,6 +471,7 @@ _OBSERVERS: dict[type[ControllerEvent], Observer] = {
     EvidenceFound: evidence_found,
     AlertRaised: alert_raised,
     AlertCleared: alert_cleared,
+    MachineProbed: machine_probed,
     MetricAbnormal: _metric_abnormal,
     StepPersisted: step_persisted,
     PersistFailed: persist_failed,

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from everstep.actions import StartRanks
+from everstep.core.evicting import due_later
+from everstep.core.probing import given_up, probe_at
 from everstep.core.state import Machine, Phase, State
 from everstep.model import Seconds
 
@@ -32,6 +34,9 @@ def lost_at(state: State, machine: Machine, *, unheard: bool) -> tuple[Seconds, 
         pids = ", ".join(map(str, machine.survived))
         return AT_ONCE, f"its old ranks could not be killed (pids {pids})"
     if not machine.connected:
+        unreachable = given_up(state, machine)
+        if unreachable:
+            return AT_ONCE, unreachable
         member = machine.start_ordered == state.last_started
         return None if member and unheard else _silent_until(state, machine)
     return _owes_until(state, machine) if machine.machine in state.awaiting else None
@@ -71,7 +76,7 @@ def _silent_until(state: State, machine: Machine) -> tuple[Seconds, str]:
         return since + wait_s, f"its agent is silent for {wait_s:g} s"
     idle_since = max(machine.silent_since, state.heard_since)
     if machine.node_rank is not None:
-        idle_since = max(idle_since, state.progress_at)
+        idle_since = max(idle_since, state.progress_at, state.advanced_at)
     wait_s = policy.silent_s
     return idle_since + wait_s, f"its agent is silent and nothing advanced for {wait_s:g} s"
 
@@ -173,6 +178,10 @@ def deadlines(state: State) -> Iterator[Seconds]:
         verdict = lost_at(state, state.machines[name], unheard=unheard)
         if verdict is not None:
             yield verdict[0]
+    for name in state.silent:
+        moment = probe_at(state, state.machines[name])
+        yield NEVER if moment is None else moment
+    yield from due_later(state)
     yield settled_at(state)
     if state.phase is Phase.STOPPING:
         yield publish_hold_until(state)

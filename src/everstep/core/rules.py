@@ -37,11 +37,21 @@ from everstep.actions import (
 from everstep.core import patience
 from everstep.core.deciding import Deciding
 from everstep.core.ending import end_of_job
-from everstep.core.evidence import accused_machines, judged, why_not_evict
+from everstep.core.evicting import (
+    but,
+    by_trust,
+    evict_accused,
+    evict_standbys,
+    stop_for,
+    story,
+    tell_of_accused,
+    tell_of_alerts,
+)
 from everstep.core.faults import target_of
 from everstep.core.guards import give_up
 from everstep.core.keeping import back_up_step, peer_at
 from everstep.core.layouts import LAYOUT, known_layout
+from everstep.core.probing import probe_silent
 from everstep.core.restore import Choice, choose_from, gives_before_it_goes, only_spoiled
 from everstep.core.state import Machine, Phase, State
 from everstep.core.tiers import persist_step, publish_step
@@ -60,8 +70,9 @@ def decide(state: State, now: Seconds, already: int) -> list[ControllerAction]:
     """What the first rule with something to say wants done; empty when all are content."""
     if state.spec is None or state.phase is Phase.ENDED:
         return []
+    question = Deciding(state, now, already)
     for rule in RULES if state.finish is None else ENDING_RULES:
-        actions = rule(Deciding(state, now, already))
+        actions = rule(question)
         if actions:
             return actions
     return []
@@ -165,13 +176,9 @@ def open_incident(d: Deciding) -> list[ControllerAction]:
     state = d.state
     if state.incident is not None or state.phase is Phase.GATHERING:
         return []
-    if state.failures:
-        symptom = state.failures[0].text
-    else:
-        lost = [x for x in patience.lost_machines(state, d.now) if x[0].node_rank is not None]
-        if not lost:
-            return []
-        symptom = f"machine {lost[0][0].machine} counts as lost: {lost[0][1]}"
+    symptom = _symptom(d)
+    if not symptom:
+        return []
     number = len(state.incidents) + 1
     return [
         OpenIncident(
@@ -182,6 +189,18 @@ def open_incident(d: Deciding) -> list[ControllerAction]:
             symptom=symptom,
         )
     ]
+
+
+def _symptom(d: Deciding) -> str:
+    """Why the generation cannot go on, or must not; empty if it can."""
+    state = d.state
+    if state.failures:
+        return state.failures[0].text
+    lost = [x for x in patience.lost_machines(state, d.now) if x[0].node_rank is not None]
+    if lost:
+        return f"machine {lost[0][0].machine} counts as lost: {lost[0][1]}"
+    doomed = stop_for(d)
+    return story(doomed) if doomed is not None else ""
 
 
 def refuse_to_loop(d: Deciding) -> list[ControllerAction]:
@@ -227,44 +246,22 @@ def evict_lost(d: Deciding) -> list[ControllerAction]:
     ]
 
 
-def evict_accused(d: Deciding) -> list[ControllerAction]:
-    """Machines that broke and said so, if somebody is ready to take their place.
-
-    Asked when all ranks have stopped: then every machine has told what its ranks printed.
-    """
-    state = d.state
-    if state.phase is not Phase.STOPPING or state.awaiting or state.incident is None:
-        return []
-    found = judged(state)
-    accused = accused_machines(state, found) if found is not None else []
-    if found is None or not accused:
-        return []
-    against = why_not_evict(state, accused, d.now)
-    if against:
-        about = f"accused: {', '.join(accused)}"
-        if about in state.paged:
-            return []
-        why = f"{found.sentence}; {against}, so {', '.join(accused)} goes on for now"
-        return [PageHuman(id=d.id(), cause=str(found.event), why=why, about=about)]
-    return [
-        EvictMachine(id=d.id(), cause=str(found.event), why=found.sentence, machine=machine)
-        for machine in accused
-    ]
-
-
 def begin_generation(d: Deciding) -> list[ControllerAction]:
-    state = d.state
+    state, incident = d.state, d.state.incident
     first = state.phase is Phase.GATHERING and state.full
-    if not first and (not state.broken or _settling(d)):
+    broken = state.broken and not _settling(d)
+    doomed = None if first or broken else stop_for(d)
+    if not first and not broken and doomed is None:
         return []
     number = Generation(state.generation + 1)
-    incident = state.incident
     if first or incident is None:
         why = f"all {state.job.nnodes} machines are here: the job starts"
     else:
         why = f"generation {state.generation} cannot go on: {incident.symptom}"
         if state.failures:
             why = f"generation {state.generation} cannot go on: {state.failures[0].text}"
+        elif doomed is not None:
+            why = f"generation {state.generation} is stopped: {story(doomed)}"
     begin = BeginGeneration(
         id=d.id(),
         cause=incident.opened_by if incident else d.event,
@@ -294,16 +291,19 @@ def wake_standbys(d: Deciding) -> list[ControllerAction]:
         moment = patience.gathered_at(state)
         if moment is None or d.now < moment:
             return []
-    chosen = assign(free, state.standbys())
+    chosen: list[tuple[NodeRank, MachineId]] = []
+    for tier in by_trust(state, state.standbys(), d.now):
+        taken = {node_rank for node_rank, _ in chosen}
+        chosen += assign([n for n in free if n not in taken], tier)
     return [
         WakeStandby(
             id=d.id(),
             cause=d.event,
-            why=f"position {node_rank} is free and {machine} is ready",
+            why=f"position {node_rank} is free and {machine} is ready{but(state, machine, d.now)}",
             machine=machine,
             node_rank=node_rank,
         )
-        for node_rank, machine in chosen
+        for node_rank, machine in sorted(chosen)
     ]
 
 
@@ -477,6 +477,8 @@ RULES: tuple[Rule, ...] = (
     refuse_to_loop,
     evict_lost,
     evict_accused,
+    evict_standbys,
+    tell_of_accused,
     begin_generation,
     wake_standbys,
     stop_new_members,
@@ -485,10 +487,12 @@ RULES: tuple[Rule, ...] = (
     publish_step,
     persist_step,
     back_up_step,
+    probe_silent,
     tell_of_early_exits,
     tell_of_silence,
     tell_of_layout,
     tell_of_numbers,
+    tell_of_alerts,
     request_machines,
     release_evicted,
 )

@@ -15,6 +15,7 @@ from everstep.actions import ControllerAction, FinishJob
 from everstep.core.ettr import TimeAccount
 from everstep.diagnosis.findings import Finding
 from everstep.events import FaultRequested, MetricAbnormal
+from everstep.health import Alert
 from everstep.model import (
     NO_GENERATION,
     NO_STEP,
@@ -59,6 +60,31 @@ class Phase(StrEnum):
     """Nothing is left to do: the shell may go."""
 
 
+class Noted(msgspec.Struct, kw_only=True):
+    """An alert of a machine: kept while it holds, and for a while after."""
+
+    alert: Alert
+    """As it was told last."""
+    event: int
+    """Number of the event that told it last."""
+    since: Seconds
+    """When it occurred first since it was last over."""
+    at: Seconds
+    """When it occurred last."""
+    cleared_at: Seconds | None = None
+    """None: it holds."""
+    told: bool = False
+    """People were told, if it concerns the whole job."""
+
+
+class Strike(msgspec.Struct, kw_only=True, frozen=True):
+    """One occurrence of something that is tolerated once."""
+
+    at: Seconds
+    event: int
+    alert: Alert
+
+
 class Machine(msgspec.Struct, kw_only=True):
     """One machine that ever joined."""
 
@@ -95,6 +121,14 @@ class Machine(msgspec.Struct, kw_only=True):
     released: bool = False
     survived: tuple[int, ...] = ()
     """Pids that would not die for the newest StopRanks."""
+    boot_id: str = ""
+    """Of its kernel: stand-ins share one. Empty: unknown."""
+    units: tuple[str, ...] = ()
+    """What it shares with others and may lose with them: "switch:leaf7"."""
+    alerts: list[Noted] = []
+    """What checks and monitors say of it: one entry for each source, check and item."""
+    strikes: list[Strike] = []
+    """Of the last minutes, in the order in which they were told."""
 
 
 class Failure(msgspec.Struct, kw_only=True, frozen=True):
@@ -208,6 +242,54 @@ class Evidence(msgspec.Struct, kw_only=True, frozen=True):
     finding: Finding
 
 
+class Expelled(msgspec.Struct, kw_only=True, frozen=True):
+    """A machine that was evicted because something spoke against it."""
+
+    machine: MachineId
+    at: Seconds
+    unit: str
+    """What it went as a part of; empty: by itself."""
+
+
+class Flood(msgspec.Struct, kw_only=True, frozen=True):
+    """How much is being said by checks."""
+
+    second: int = 0
+    """The newest in which anything was."""
+    alerts: int = 0
+    """In it."""
+
+
+class Probe(msgspec.Struct, kw_only=True):
+    """What others say of reaching a machine that is silent."""
+
+    attempt: int
+    asked_at: Seconds
+    awaiting: dict[str, None] = {}
+    """Ids of this attempt's orders that have no answer yet."""
+    unreached: list[MachineId] = []
+    """Who could not reach it, in this attempt."""
+    in_vain: int = 0
+    """Attempts, one after the other, in which nobody could."""
+    given_up_at: Seconds | None = None
+    """When that was often enough: the machine counts as lost."""
+
+
+class Pace(msgspec.Struct, kw_only=True):
+    """How long steps take, and took: what tells a slow-down (slowdown.py)."""
+
+    usual: list[Seconds] = []
+    newest: list[Seconds] = []
+    settling: int = 0
+    """So many reports after a restart say nothing: compilation, cold caches."""
+    slow_since: Seconds | None = None
+    """None: it is not slow."""
+    why: str = ""
+    told_at: Seconds | None = None
+    """When the judge of training's own numbers told of a decline."""
+    told: str = ""
+
+
 class State(msgspec.Struct, kw_only=True):
     """All of it."""
 
@@ -256,6 +338,9 @@ class State(msgspec.Struct, kw_only=True):
     step_s: Seconds | None = None
     progress_at: Seconds = 0.0
     """When `finished_by_all` was reached, or the generation began."""
+    advanced_at: Seconds = 0.0
+    """When `finished_by_one` grew: that training advances shows also while the machine is silent
+    that would have to say so of its ranks."""
     furthest: Step = NO_STEP
     """Newest step that every rank finished in any generation that is still part of the history."""
     loss: float | None = None
@@ -270,8 +355,20 @@ class State(msgspec.Struct, kw_only=True):
     numeric: Numeric | None = None
     abnormal: list[MetricAbnormal] = []
     """Numbers that people are to be told of."""
+    alerted: dict[MachineId, None] = {}
+    """Machines in or for the job that have alerts or strikes: most have none."""
+    flood: Flood = Flood()
+    expelled: list[Expelled] = []
+    """In the last minutes, for the guards."""
+    bad_units: dict[str, None] = {}
+    """Units that were evicted as one: standbys in them are the last to be woken."""
+    pace: Pace = msgspec.field(default_factory=Pace)
+    probes: dict[MachineId, Probe] = {}
+    """Of machines that are silent while nothing advances."""
     recoveries: list[Seconds] = []
     """Times of the recoveries since the last progress: what the guard counts."""
+    stops: list[Seconds] = []
+    """Times of stops for machines that were accused while nothing failed, since the same."""
     proven: bool = False
     """Some generation of this job has trained for real."""
 

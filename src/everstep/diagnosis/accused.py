@@ -20,7 +20,7 @@ FIRST_BY_S: Seconds = 0.1
 within a millisecond where NTP or PTP runs."""
 FEW_SHARE = 0.1
 """More machines than this share of the job (and more than two) are not the machines: a switch, a
-driver, a storage, the code. core/evidence.py guards evictions by the same numbers."""
+driver, a storage, the code. core/accusers.py guards evictions by the same numbers."""
 FEW = 2
 
 

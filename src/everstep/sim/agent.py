@@ -19,9 +19,11 @@ from everstep.core.agent_io import (
     AgentAction,
     AgentEvent,
     BackUpShards,
+    ChecksRead,
     ControllerConnected,
     ControllerDisconnected,
     DoFault,
+    DoProbe,
     ForkFailed,
     ForkRanks,
     GroupsRead,
@@ -38,9 +40,12 @@ from everstep.core.agent_io import (
 )
 from everstep.events import (
     UNJOURNALLED,
+    AlertCleared,
+    AlertRaised,
     BackupFailed,
     FaultInjected,
     MachineJoined,
+    MachineProbed,
     MachineReleased,
     RankExited,
     Report,
@@ -99,6 +104,7 @@ class Agent:
     def start(self) -> None:
         """Adopt what runs, look for a controller, look at the ranks from time to time."""
         self._tell(self._adopt())
+        self.checked(*self._machine.monitor.holding(self._ground.schedule.now))
         self._after(self._ground.rng.uniform(0.0, RETRY_S), self._connect)
         self._after(self._ground.options.look_s, self._look)
 
@@ -130,6 +136,8 @@ class Agent:
             self._persisting.begin(action)
         elif isinstance(action, BackUpShards):
             self._back_up(action, self._works.begin("backup"))
+        elif isinstance(action, DoProbe):
+            self._probe(action)
         elif isinstance(action, DoFault):
             self._do_fault(action)
         else:
@@ -334,6 +342,30 @@ class Agent:
     def _copies(self) -> tuple[Copy, ...]:
         return tuple(copy for slots in self._machine.all_slots() for copy in slots.copies())
 
+    # --- checks ---
+
+    def checked(self, *said: AlertRaised | AlertCleared) -> None:
+        """The machine's monitor has something to say."""
+        if said:
+            self._tell(ChecksRead(said=said))
+
+    def _probe(self, action: DoProbe) -> None:
+        """At once if the other end answers, else when the time for it is over."""
+        target = self._ground.machines[action.order.target]
+        answers = target.answers() and self._machine.answers()
+        takes_s = 0.01 if answers else action.order.within_s
+        self._after(takes_s, partial(self._probed, action, answers=answers))
+
+    def _probed(self, action: DoProbe, *, answers: bool) -> None:
+        self._tell(
+            MachineProbed(
+                machine=self._machine.name,
+                action=action.id,
+                target=action.order.target,
+                reachable=answers,
+            )
+        )
+
     # --- other orders ---
 
     def _back_up(self, action: BackUpShards, token: object) -> None:
@@ -509,6 +541,8 @@ class Agent:
             agent=self.name,
             address=f"address-of-{self._machine.name}",
             host="host",
+            boot_id=self._machine.boot_id,
+            units=self._machine.units,
             version=VERSION,
             generation=self._core.generation,
             ranks=tuple(self._core.ranks.values()),

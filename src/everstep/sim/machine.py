@@ -23,6 +23,7 @@ from everstep.model import (
     Term,
 )
 from everstep.sim.agent import Agent
+from everstep.sim.checks import Monitor
 from everstep.sim.disk import LocalDisk
 from everstep.sim.ground import Ground
 from everstep.sim.memory import KeptMemory, RankMemory
@@ -50,6 +51,12 @@ class Machine:
         self.alive = True
         self.reachable = True
         """False while it is cut off from the controller."""
+        self.isolated = False
+        """Cut off from everybody: its ranks hold up all others, and nobody can reach it."""
+        number = int(name.removeprefix("m"))
+        self.boot_id = f"kernel-{number // ground.options.kernel_of}"
+        self.units = (f"switch:leaf{number // 2}",)
+        self.monitor = Monitor(name)
         slow = ground.rng.random() < ground.options.slow
         self.slowness = SLOWNESS if slow else 1.0
         self.launcher_up = False
@@ -154,6 +161,16 @@ class Machine:
 
     def reconnect(self) -> None:
         self.reachable = True
+        self.isolated = False
+
+    def isolate(self, for_s: float) -> None:
+        """Its link is down: no frame in or out, of whatever it runs."""
+        self.cut_off(for_s)
+        self.isolated = True
+
+    def answers(self) -> bool:
+        """Whether others reach it: what runs there does not matter, its kernel answers."""
+        return self.alive and not self.isolated
 
     # --- processes and shared memory ---
 
@@ -225,6 +242,7 @@ class Machine:
             process = Process(order, rank, self.slots(rank), self.local_disk)
             process.pid, process.slowness = ground.next_pid(), self.slowness
             process.on_end = self._ended
+            process.linked = self.answers
             ground.truth.forked(process, order)
             self.processes[index] = process
             forked.append(process)

@@ -7,7 +7,9 @@ from functools import partial
 
 from everstep.core.faults import objection
 from everstep.events import FaultRequested, StopRequested
+from everstep.health import Result
 from everstep.model import ExitStatus, Fault, RankError
+from everstep.sim.checks import MAKERS, down_link, foreign, hung_storage, kernel_fault
 from everstep.sim.machine import Machine
 from everstep.sim.options import Harm
 from everstep.sim.training import Process
@@ -104,6 +106,65 @@ class Nemesis:
         machine = self._machine()
         if machine is not None:
             machine.cut_off(self._rng.uniform(0.5, 30.0))
+
+    def isolate(self) -> None:
+        """Its cable is pulled; sometimes those of a whole switch."""
+        machine = self._machine()
+        if machine is not None:
+            for_s = self._rng.uniform(0.5, 40.0)
+            switch = machine.units if self._rng.random() < 0.3 else ()
+            for other in self._world.cluster.alive:
+                if other is machine or other.units == switch:
+                    other.isolate(for_s)
+
+    # --- checks ---
+
+    def alert(self) -> None:
+        """Right or wrong; mostly over after a while, and sometimes told by somebody else."""
+        machine = self._machine()
+        if machine is None:
+            return
+        result = self._rng.choice(MAKERS)(self._rng)
+        if self._rng.random() < 0.2:
+            told = foreign(machine.name, result, self._rng.uniform(0.0, 60.0))
+            if self._world.controller.alive:
+                self._world.controller.post(told)
+            return
+        self._says(machine, result)
+
+    def alert_many(self) -> None:
+        """What several machines share: a storage, a kernel, a switch."""
+        machine = self._machine()
+        if machine is None:
+            return
+        result = self._rng.choice([hung_storage(self._rng), kernel_fault(machine), None])
+        for other in self._world.cluster.alive:
+            if other is machine or self._rng.random() < 0.7:
+                self._says(other, result or down_link(self._rng))
+
+    def flap(self) -> None:
+        """A link that goes down again and again."""
+        machine = self._machine()
+        if machine is not None:
+            for _ in range(self._rng.randint(1, 4)):
+                at_s = self._rng.uniform(0.0, 60.0)
+                flaps = partial(self._says, machine, down_link(self._rng))
+                self._ground.schedule.after(at_s, flaps)
+
+    def _says(self, machine: Machine, result: Result) -> None:
+        if not machine.alive:
+            return
+        raised = machine.monitor.fails(result, self._ground.schedule.now)
+        if machine.agent is not None:
+            machine.agent.checked(raised)
+        if self._rng.random() < 0.7:
+            over = partial(self._says_no_more, machine, result)
+            self._ground.schedule.after(self._rng.uniform(0.5, 60.0), over)
+
+    def _says_no_more(self, machine: Machine, result: Result) -> None:
+        cleared = machine.monitor.passes(result)
+        if machine.agent is not None:
+            machine.agent.checked(cleared)
 
     def volunteer(self) -> None:
         self._world.cluster.start(1)

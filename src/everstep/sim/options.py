@@ -48,6 +48,10 @@ class Harm(StrEnum):
     FILL_DISK = "fill_disk"
     VOLUNTEER = "volunteer"
     ASK_TO_STOP = "ask_to_stop"
+    ISOLATE = "isolate"
+    ALERT = "alert"
+    ALERT_MANY = "alert_many"
+    FLAP = "flap"
 
 
 class Script(StrEnum):
@@ -118,6 +122,8 @@ class Options(Value, frozen=True, kw_only=True):
     refused: float
     """Share of requests for machines that the cluster refuses."""
     snapshot_every: int
+    kernel_of: int
+    """So many machines are stand-ins on one kernel."""
     groups: tuple[SeenGroups, ...]
     """What the ranks of one generation after the other tell of their parallel groups."""
 
@@ -156,6 +162,8 @@ def draw(seed: int) -> Options:
     harms = tuple(harm for harm in _COMMON if rng.random() < 0.4)
     harms += tuple(harm for harm in _RARE if rng.random() < 0.15)
     harms += tuple(harm for harm in _LATER if later.random() < 0.3)
+    checks = Random(f"checks of {seed}")  # noqa: S311 -- the same
+    harms += tuple(harm for harm in _CHECKS if checks.random() < 0.3)
     return Options(
         seed=seed,
         spec=spec,
@@ -182,6 +190,7 @@ def draw(seed: int) -> Options:
         released=rng.choice([0.0, 0.5, 1.0]),
         refused=rng.choice([0.0, 0.5]),
         snapshot_every=rng.choice([3, 20, 1000]),
+        kernel_of=checks.choice([1, 1, 2, 100]),
         groups=_groups(more, nnodes * nproc),
     )
 
@@ -225,6 +234,7 @@ _RARE = (
     Harm.ASK_TO_STOP,
 )
 _LATER = (Harm.REBOOT,)
+_CHECKS = (Harm.ISOLATE, Harm.ALERT, Harm.ALERT_MANY, Harm.FLAP)
 """Drawn by themselves, so that older seeds stay as they were otherwise."""
 
 

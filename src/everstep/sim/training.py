@@ -37,6 +37,7 @@ ECHO = RankError(
 RAISED = RankError(kind="ValueError", message="wrong", traceback="Traceback: ValueError: wrong")
 """What a broken script raises."""
 QUITS_AT = Step(10)
+TRY_AGAIN_S: Seconds = 0.5
 
 
 class _Finish(NamedTuple):
@@ -65,6 +66,8 @@ class Process:
         self.memory = memory
         self.local_disk = local_disk
         self.on_end: Callable[[Process], None] = lambda _: None
+        self.linked: Callable[[], bool] = lambda: True
+        """Whether its peers reach it."""
         self._finishes: deque[_Finish] = deque(maxlen=3)
 
     @property
@@ -145,8 +148,15 @@ class Gang:
         now = self._schedule.now
         return max(self.restore, min(p.finished(now)[0] for p in self.processes.values()))
 
+    def _waits(self, call: Callable[[], None]) -> bool:
+        """Whether all wait for one whose link is down; they try again."""
+        waits = any(p.alive and not p.linked() for p in self.processes.values())
+        if waits:
+            self._schedule.after(TRY_AGAIN_S, call)
+        return waits
+
     def _begin(self) -> None:
-        if self._broken or not self.whole:
+        if self._broken or not self.whole or self._waits(self._begin):
             return
         self.began = True
         self.on_begin(self)
@@ -167,7 +177,7 @@ class Gang:
 
     def _reduce(self) -> None:
         """Every rank is here: this step will be finished by whoever lives on."""
-        if self._broken or not self.whole:
+        if self._broken or not self.whole or self._waits(self._reduce):
             return
         if self.newest == self._options.steps - 1:
             self._finish()

@@ -1,0 +1,185 @@
+"""The rules about machines that something speaks against: stop for them, evict them, tell people.
+
+A part of rules.py, which gives each its place in the order of importance. What speaks against a
+machine: its checks and other people's monitors (alerts.py), what its ranks printed (evidence.py),
+both together (suspects.py). The guards (accusers.py) have the last word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from everstep.actions import ControllerAction, EvictMachine, PageHuman
+from everstep.core.accusers import Group, groups_of, lies_in, named, waits_until
+from everstep.core.alerts import (
+    Accusation,
+    accusations,
+    doubts,
+    flooded_until,
+    matter,
+    of_whole_job,
+    sentence,
+)
+from everstep.core.deciding import Deciding
+from everstep.core.evidence import accused_by_output, judged
+from everstep.core.guards import too_many_restarts
+from everstep.core.state import Machine, Phase, State
+from everstep.core.suspects import pointed_at
+from everstep.model import MachineId, Seconds
+
+PAGES_MAX = 20
+"""Matters that people are told of in one generation: a flood says no more."""
+
+
+def stop_for(d: Deciding) -> Group | None:
+    """Members for which running ranks are stopped: they are evicted once those are proven gone.
+
+    Not when restarts bring no progress: what runs is then left to show what it is worth.
+    """
+    state = d.state
+    running = state.phase in (Phase.STARTING, Phase.RUNNING)
+    if not running or state.broken or not state.alerted or too_many_restarts(state, d.now):
+        return None
+    return next((group for group in _due(d) if _has_member(state, group)), None)
+
+
+def _due(d: Deciding) -> list[Group]:
+    """Groups that go; not yet, if others may say the same and mean what they share."""
+    return [
+        group
+        for group in _groups(d)
+        if not group.against and (group.unit or _waited(d, group.accusation))
+    ]
+
+
+def _waited(d: Deciding, accusation: Accusation) -> bool:
+    return waits_until(d.state, accusation.cause, accusation.at) <= d.now
+
+
+def due_later(state: State) -> Iterator[Seconds]:
+    """When accusations may be decided that wait, for others' or for the end of a flood."""
+    yield flooded_until(state)
+    for name in state.alerted:
+        machine = state.machines[name]
+        told = [(noted.alert.result.cause, noted.since) for noted in machine.alerts]
+        told += [(strike.alert.result.cause, strike.at) for strike in machine.strikes]
+        yield from (waits_until(state, cause, at) for cause, at in told if cause)
+
+
+def story(group: Group) -> str:
+    """What is wrong with whom, as a symptom."""
+    return group.why if group.unit else f"machine {named(group.machines)} is accused: {group.why}"
+
+
+def evict_accused(d: Deciding) -> list[ControllerAction]:
+    """Once all ranks have stopped: then every machine has told what its ranks printed."""
+    if not _stopped(d.state):
+        return []
+    return _evictions(
+        d, [group for group in _groups(d) if not group.against and _has_member(d.state, group)]
+    )
+
+
+def evict_standbys(d: Deciding) -> list[ControllerAction]:
+    """A standby that is broken is none: somebody else is to be ready in its place."""
+    if not d.state.alerted:
+        return []
+    return _evictions(d, [group for group in _due(d) if not _has_member(d.state, group)])
+
+
+def tell_of_accused(d: Deciding) -> list[ControllerAction]:
+    """Machines that are left where they are, although something speaks against them."""
+    state = d.state
+    if not (state.alerted or state.evidence) or (state.phase is Phase.STOPPING and state.awaiting):
+        return []
+    for group in _groups(d):
+        if group.against and group.about not in state.paged:
+            names = named(group.machines)
+            goes = "goes" if len(group.machines) == 1 else "go"
+            why = f"{group.why}; {group.against}, so {names} {goes} on for now"
+            cause = str(group.accusation.event)
+            return [PageHuman(id=d.id(), cause=cause, why=why, about=group.about)]
+    return []
+
+
+def tell_of_alerts(d: Deciding) -> list[ControllerAction]:
+    """What is no machine's fault, once for all machines that say it."""
+    holding = of_whole_job(d.state)
+    told = {matter(noted) for noted in holding if noted.told}
+    for noted in holding:
+        if matter(noted) not in told and len(d.state.paged) < PAGES_MAX:
+            why = f"{sentence(noted.alert)}; no machine is to blame, and none is evicted for it"
+            about = matter(noted)
+            return [PageHuman(id=d.id(), cause=str(noted.event), why=why, about=about)]
+    return []
+
+
+def by_trust(state: State, standbys: Sequence[Machine], now: Seconds) -> list[list[Machine]]:
+    """Standbys in the order in which they are woken: first those that nothing speaks against.
+
+    The others rather than nobody: their position would wait for a machine that may never come.
+    """
+    tiers: list[list[Machine]] = [[], [], []]
+    for machine in standbys:
+        doubted = bool(doubts(state, machine, now))
+        in_bad = any(lies_in(machine, unit) for unit in state.bad_units)
+        tiers[2 if doubted else int(in_bad)].append(machine)
+    return tiers
+
+
+def but(state: State, machine: MachineId, now: Seconds) -> str:
+    """What speaks against a standby that is woken all the same; empty if nothing does."""
+    doubted = doubts(state, state.machines[machine], now)
+    return f", although {sentence(doubted[0].alert)}" if doubted else ""
+
+
+def _stopped(state: State) -> bool:
+    return state.phase is Phase.STOPPING and not state.awaiting
+
+
+def _groups(d: Deciding) -> list[Group]:
+    """What the guards say: of what checks say, and of the failure once all ranks have stopped."""
+    if d.groups is None:
+        d.groups = _ruling(d)
+    return d.groups
+
+
+def _ruling(d: Deciding) -> list[Group]:
+    state = d.state
+    stopped = _stopped(state)
+    if not stopped and d.now < flooded_until(state):
+        return []
+    accused = accusations(state, d.now, state.phase_since if stopped else None)
+    if stopped and state.incident is not None:
+        accused += _by_failure(state, accused, d.now)
+    return groups_of(state, accused, d.now)
+
+
+def _by_failure(state: State, accused: Sequence[Accusation], now: Seconds) -> list[Accusation]:
+    """What the failure itself says, of machines that are not accused anyway."""
+    found = judged(state)
+    if found is None:
+        return []
+    known = {each.machine for each in accused}
+    more = [*accused_by_output(state, found, now), *pointed_at(state, found, now)]
+    firsts = {each.machine: each for each in reversed(more) if each.machine not in known}
+    return list(reversed(firsts.values()))
+
+
+def _has_member(state: State, group: Group) -> bool:
+    return any(state.machines[name].node_rank is not None for name in group.machines)
+
+
+def _evictions(d: Deciding, groups: Sequence[Group]) -> list[ControllerAction]:
+    return [
+        EvictMachine(
+            id=d.id(),
+            cause=str(group.accusation.event),
+            why=group.why,
+            machine=machine,
+            accused=True,
+            unit=group.unit,
+        )
+        for group in groups
+        for machine in group.machines
+    ]

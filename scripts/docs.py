@@ -9,8 +9,10 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from tests.house.frozen import (  # noqa: E402 -- after the path
+    CHECKS_PAGE,
     FLAGS_PAGE,
     FROZEN_FLAGS,
+    checks_page,
     flag_lines,
     reference_page,
 )
@@ -18,4 +20,6 @@ from tests.house.frozen import (  # noqa: E402 -- after the path
 if __name__ == "__main__":
     FROZEN_FLAGS.write_text("\n".join(flag_lines()) + "\n")
     FLAGS_PAGE.write_text(reference_page())
-    print(f"wrote {FROZEN_FLAGS.relative_to(ROOT)} and {FLAGS_PAGE.relative_to(ROOT)}")
+    CHECKS_PAGE.write_text(checks_page())
+    for written in (FROZEN_FLAGS, FLAGS_PAGE, CHECKS_PAGE):
+        print(f"wrote {written.relative_to(ROOT)}")

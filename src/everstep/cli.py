@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 
 from everstep import __version__
-from everstep.commands import checkpoint, foreground, jobs, launch, order, show
+from everstep.commands import check as checks
+from everstep.commands import checkpoint, foreground, jobs, launch, order, plugin, show
 from everstep.commands import diagnose as failures
 from everstep.commands.run import TOKEN_VARIABLE
 from everstep.model import EverstepError, Fault, UserError
@@ -211,6 +212,84 @@ def diagnose(
 ) -> None:
     """Say what broke, and who, from the files of any failed job."""
     failures.diagnose(paths, layout=layout, extra=rules, json=json)
+
+
+class CheckFlags(NamedTuple):
+    """Flags of `everstep check`: with --serve the last two, else all others."""
+
+    only: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Only this check, or those below net. and so on."),
+    ] = None
+    limits: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Thresholds of your site, as TOML.")
+    ] = None
+    state: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", readable=False, help="Where samples are kept between calls."),
+    ] = None
+    root: Annotated[
+        str, typer.Option(metavar="DIR", help="Where /proc, /sys and /dev of the host are.")
+    ] = "/"
+    time_limit: Annotated[
+        float, typer.Option(metavar="S", min=1.0, help="For all checks together.")
+    ] = checks.TIME_LIMIT_S
+    list_all: Annotated[bool, typer.Option("--list", help="Show all checks and limits.")] = False
+    drain: Annotated[
+        bool, typer.Option("--drain", help="Drain this node in Slurm if it should get no work.")
+    ] = False
+    dry_run: DryRun = False
+    json: Json = False
+    serve: Annotated[
+        bool, typer.Option("--serve", help="Be the node service: the kernel log for other users.")
+    ] = False
+    socket: Annotated[
+        Path, typer.Option(metavar="PATH", readable=False, help="Where the node service listens.")
+    ] = checks.DEFAULT_SOCKET
+    group: Annotated[
+        str, typer.Option(metavar="NAME", help="Who may ask the node service; default: everybody.")
+    ] = ""
+
+
+@app.command(cls=plugin.Plugin)
+@plugin.takes(CheckFlags)
+def check(flags: CheckFlags) -> None:
+    """Look at this machine once; exits with 0, 1, 2 or 3 as Nagios plugins do.
+
+    0: all is well. 1: something should be looked at. 2: the machine should get no work. 3: it could
+    not be told.
+    """
+    if flags.list_all:
+        checks.show_list(json=flags.json)
+        return
+    if flags.serve:
+        checks.serve(flags.socket, flags.group, flags.root)
+        return
+    asked = checks.Asked(
+        only=flags.only or (),
+        limits=flags.limits,
+        state=flags.state,
+        root=flags.root,
+        time_limit_s=flags.time_limit,
+        json=flags.json,
+        drain=flags.drain,
+        dry_run=flags.dry_run,
+    )
+    raise typer.Exit(plugin.answer(lambda: checks.check(asked, os.environ)))
+
+
+@app.command()
+def token(
+    job: Job = None,
+    *,
+    findings: Annotated[
+        bool, typer.Option("--findings", help="One that can only bring a monitor's findings.")
+    ] = False,
+    state_dir: StateDir = None,
+    json: Json = False,
+) -> None:
+    """Show the token of a job's controller, for those who may read it anyway."""
+    show.token(_job(job, state_dir), findings=findings, json=json)
 
 
 @app.command()

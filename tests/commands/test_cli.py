@@ -11,9 +11,10 @@ from typing import NamedTuple
 import pytest
 
 from everstep.cli import main
-from everstep.files import write_atomically
-from everstep.paths import JobPaths, JobResult
-from tests.commands.fake_controller import incident_view, job_in, listening
+from everstep.controller.gate import findings_token
+from everstep.files import read_json, write_atomically
+from everstep.paths import Endpoint, JobPaths, JobResult
+from tests.commands.fake_controller import TOKEN, incident_view, job_in, listening
 
 
 class Done(NamedTuple):
@@ -159,6 +160,23 @@ def test_a_live_controller_answers_status_and_incidents(everstep: Everstep) -> N
         assert "rank 3 died of signal 9" in shown
         assert "recovered; restored step 7" in shown
         assert json.loads(everstep("incidents", "--json").out)["incidents"][0]["incident"] == "i1"
+
+
+def test_the_token_of_monitors_is_shown_to_who_may_read_that_of_the_job(
+    everstep: Everstep,
+) -> None:
+    paths = job_in(everstep.state)
+    assert everstep("token").out == f"{TOKEN}\n"
+    assert everstep("token", "--findings").out == f"{findings_token(TOKEN)}\n"
+    assert json.loads(everstep("token", "--json").out) == {"token": TOKEN, "url": ""}
+    with listening(paths):
+        told = json.loads(everstep("token", "--findings", "--json").out)
+        assert told["token"] == findings_token(TOKEN)
+        assert told["url"] == read_json(paths.endpoint, Endpoint).url
+    paths.token.unlink()
+    refused = everstep("token", "--findings")
+    assert refused.code == 1
+    assert "run the command as the user who started the job" in refused.err
 
 
 def test_orders_reach_the_controller(everstep: Everstep) -> None:

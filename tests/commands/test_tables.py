@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import io
+from typing import Any
 
 import pytest
 from rich.console import Console, RenderableType
 
 from everstep.commands import stories, tables
-from everstep.controller.views import IncidentsView, LayoutView, MachineView
+from everstep.controller.views import AlertView, IncidentsView, LayoutView, MachineView
 from everstep.core.ettr import Owner
 from everstep.core.state import Phase
+from everstep.diagnosis.words import Verdict
+from everstep.health import Counts
 from everstep.journal import StoryLine
 from everstep.journal.index import Part
 from everstep.model import JobId, MachineId, NodeRank, Rank
@@ -157,3 +160,41 @@ def test_a_story_names_reasons_and_facts() -> None:
     assert "0.00 4 RankExited: rank 3, exit signal 9, age_s 0.25, copies (5 of them)" in text
     assert "x" * 130 not in text
     assert "0.50 4.0 4 OpenIncident: so" in text
+
+
+def alert_view(machine: str = "m0", **changed: Any) -> AlertView:
+    told: dict[str, Any] = {
+        "machine": MachineId(machine),
+        "check": "net.link",
+        "item": "eth0",
+        "verdict": Verdict.WARN,
+        "counts": Counts.TWICE,
+        "why": "eth0 is down [again]",
+        "do": "Check the cable.",
+        "source": "agent",
+        "since": 5.0,
+        "age_s": 42.0,
+    }
+    return AlertView(**(told | changed))
+
+
+def test_alerts_say_of_whom_what_and_since_when() -> None:
+    views = (alert_view(), alert_view("m1", verdict=Verdict.ERROR, age_s=7300.0, source="fabric"))
+    text = drawn(tables.alerts(status_view(alerts=views)))
+    assert "m0 net.link eth0 warn 42 s eth0 is down [again] agent" in text
+    assert "m1 net.link eth0 could not run 2 h eth0 is down [again] fabric" in text
+
+
+def test_a_flood_of_alerts_is_cut() -> None:
+    views = tuple(alert_view(f"m{number}") for number in range(25))
+    text = drawn(tables.alerts(status_view(alerts=views)))
+    assert "m19 " in text
+    assert "m20 " not in text
+    assert "and 5 more: see --json" in text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.4, "0 s"), (119, "119 s"), (120, "2 min"), (7200, "2 h"), (2e5, "2 d")]
+)
+def test_an_age_is_told_in_one_unit(seconds: float, text: str) -> None:
+    assert tables.age(seconds) == text

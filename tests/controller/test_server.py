@@ -23,6 +23,7 @@ from everstep.wire import (
     Data,
     Hello,
     Refused,
+    Welcome,
     decode,
     encode,
     encode_report,
@@ -180,6 +181,16 @@ def test_an_agent_of_a_protocol_two_versions_away_is_refused_in_one_sentence(
         assert isinstance(refused, Refused)
         assert f"speaks protocol {PROTOCOL + 2} and this controller speaks" in refused.reason
     assert any("another protocol version" in note for note in running.status().notes)
+
+
+def test_an_agent_of_the_protocol_before_is_taken_in(running: Controller) -> None:
+    with open_socket(running.endpoint().url) as agents_socket:
+        agents_socket.send(hello(protocol=PROTOCOL - 1))
+        data = agents_socket.recv()
+        assert isinstance(data, bytes)
+        welcome = decode(data)
+        assert isinstance(welcome, Welcome)
+        assert welcome.protocol == PROTOCOL, "by which it knows what it may say"
 
 
 @pytest.mark.parametrize("agents", [("one", "one"), ("one", "two")], ids=["same", "restarted"])

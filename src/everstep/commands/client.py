@@ -124,15 +124,18 @@ class Client:
             ) from error
 
     def _bearer(self) -> str:
-        if self._token is not None:
-            return self._token
-        try:
-            return self._job.token.read_text().strip()
-        except OSError as error:
-            raise TokenRefused(
-                f"The token of the job cannot be read from {self._job.token}: "
-                f"{error.strerror}; run the command as the user who started the job."
-            ) from error
+        return token_of(self._job) if self._token is None else self._token
+
+
+def token_of(job: JobPaths) -> str:
+    """Of the job's controller; TokenRefused if this user may not read it."""
+    try:
+        return job.token.read_text().strip()
+    except OSError as error:
+        raise TokenRefused(
+            f"The token of the job cannot be read from {job.token}: "
+            f"{error.strerror}; run the command as the user who started the job."
+        ) from error
 
 
 def _decoded(content: bytes, of: type[_Content]) -> _Content:

@@ -1,4 +1,4 @@
-"""`everstep status`, `incidents`, `why`: asks the controller, or the journal when it is away."""
+"""`everstep status`, `incidents`, `why`, `token`: ask the controller, or the journal without it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ import msgspec
 from rich.console import RenderableType
 
 from everstep.commands import jobs, offline, stories, tables
-from everstep.commands.client import Away, Client
+from everstep.commands.client import Away, Client, token_of
 from everstep.commands.screen import console as terminal
+from everstep.controller.gate import findings_token
 from everstep.controller.views import StatusView
-from everstep.paths import JobPaths
+from everstep.files import FileUnreadable, read_json
+from everstep.paths import Endpoint, JobPaths
 
 _Answer = TypeVar("_Answer")
 
@@ -26,6 +28,8 @@ def status(job: JobPaths, *, json: bool) -> None:
     console = terminal()
     console.print(_headline(job, answer, live=live), soft_wrap=True)
     console.print(tables.machines(answer))
+    if answer.alerts:
+        console.print(tables.alerts(answer))
     console.print(tables.account(answer.seconds, answer.ettr), soft_wrap=True)
     for line in tables.layout(answer):
         console.print(line, soft_wrap=True, markup=False)
@@ -54,6 +58,20 @@ def why(job: JobPaths, subject: str, *, json: bool) -> None:
         print_json(answer)
     else:
         terminal().print(stories.story(answer))
+
+
+def token(job: JobPaths, *, findings: bool, json: bool) -> None:
+    """The job's own, or the one for monitors; in JSON with the place where to use it."""
+    own = token_of(job)
+    shown = findings_token(own) if findings else own
+    if not json:
+        sys.stdout.write(shown + "\n")
+        return
+    try:
+        url = read_json(job.endpoint, Endpoint).url
+    except FileUnreadable:
+        url = ""  # it is not known yet where the controller will listen
+    print_json({"token": shown, "url": url})
 
 
 def print_json(answer: Any) -> None:

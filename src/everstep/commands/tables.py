@@ -13,6 +13,7 @@ from rich.text import Text
 from everstep.controller.views import IncidentsView, IncidentView, StatusView
 from everstep.core.ettr import Owner
 from everstep.core.state import Phase
+from everstep.diagnosis.words import Verdict
 from everstep.model import Seconds
 
 IN_TABLE = (
@@ -23,6 +24,9 @@ IN_TABLE = (
     (Owner.RECOMPUTING, "recomputing"),
 )
 """Columns of the table of incidents, in the order in which an incident spends them."""
+
+ALERTS_SHOWN = 20
+"""Rows: more of them say no more, and a thousand machines may share one cause."""
 
 
 def progress(status: StatusView) -> str:
@@ -62,6 +66,18 @@ def machines(status: StatusView) -> Table:
             span(machine.ranks),
             machine.condition + (f": {machine.why}" if machine.why else ""),
         )
+    return table
+
+
+def alerts(status: StatusView) -> Table:
+    """What checks and monitors say, as far as it fits on a screen."""
+    table = _table("machine", "check", "item", "verdict", "for", "why", "said by")
+    for alert in status.alerts[:ALERTS_SHOWN]:
+        verdict = "could not run" if alert.verdict is Verdict.ERROR else str(alert.verdict)
+        texts = (alert.check, alert.item, verdict, age(alert.age_s), alert.why, alert.source)
+        table.add_row(alert.machine, *map(Text, texts))
+    if len(status.alerts) > ALERTS_SHOWN:
+        table.add_row(f"and {len(status.alerts) - ALERTS_SHOWN} more: see --json")
     return table
 
 
@@ -148,6 +164,14 @@ def news(before: StatusView | None, after: StatusView) -> list[str]:
 def seconds(amount: Seconds) -> str:
     """A duration with its unit, three digits: 120 ms, 1.25 s."""
     return f"{amount * 1000:.0f} ms" if amount < 1 else f"{amount:.2f} s"
+
+
+def age(amount: Seconds) -> str:
+    """A duration in one unit: 42 s, 7 min, 5 h, 3 d."""
+    for unit, size, most in (("s", 1, 120), ("min", 60, 7200), ("h", 3600, 172800)):
+        if amount < most:
+            return f"{amount / size:.0f} {unit}"
+    return f"{amount / 86400:.0f} d"
 
 
 def number(amount: Seconds) -> str:

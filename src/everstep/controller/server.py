@@ -1,6 +1,6 @@
 """The controller's one server: HTTP for people's commands and pages, a WebSocket for each agent.
 
-Everything needs the job's token. It answers from views.py and the journal's index, and turns what
+Everything needs a token (gate.py). It answers from views.py and the journal's index, and turns what
 people ask for into events; it decides nothing. Every error is {"error": one sentence}.
 """
 
@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
 import socket
-from collections.abc import Awaitable, Callable, Iterator
-from typing import Annotated, Any, NamedTuple, TypeVar
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Annotated, NamedTuple, TypeVar
 
 import msgspec
 import uvicorn
@@ -20,10 +20,17 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route, WebSocketRoute
-from starlette.types import ASGIApp, Receive, Scope, Send
-from starlette.websockets import WebSocket
+from starlette.types import ASGIApp
 
+from everstep.controller import findings
 from everstep.controller.agents import PING_EVERY_S, PONG_WITHIN_S, Agents
+from everstep.controller.gate import (
+    ALERTMANAGER,
+    FINDINGS,
+    TokenGate,
+    error_response,
+    json_response,
+)
 from everstep.controller.incoming import Incoming
 from everstep.controller.output import OutputRing
 from everstep.controller.views import IncidentsView, StatusView
@@ -39,6 +46,7 @@ ACCEPT_WITHIN_S = 10.0
 OUTPUT_WAIT_MAX_S = 30.0
 """Longest time that a viewer may wait for a line of output in one request."""
 _Body = TypeVar("_Body")
+Translate = Callable[[bytes, State, float], findings.Translated]
 
 
 class Story(Value, frozen=True, kw_only=True):
@@ -75,22 +83,22 @@ class Api:
         self._desk = desk
 
     async def status(self, _: Request) -> Response:
-        return _json(self._desk.status())
+        return json_response(self._desk.status())
 
     async def incidents(self, _: Request) -> Response:
-        return _json(self._desk.incidents())
+        return json_response(self._desk.incidents())
 
     async def why(self, request: Request) -> Response:
         subject = request.path_params["id"]
         try:
-            return _json(Story(id=subject, story=await self._desk.why(subject)))
+            return json_response(Story(id=subject, story=await self._desk.why(subject)))
         except EverstepError as error:
             raise HTTPException(404, str(error)) from error
 
     async def output(self, request: Request) -> Response:
         after = _number(request, "after")
         wait_s = min(_number(request, "wait_s"), OUTPUT_WAIT_MAX_S)
-        return _json(await self._desk.output.wait_after(int(after), wait_s))
+        return json_response(await self._desk.output.wait_after(int(after), wait_s))
 
     async def stop(self, request: Request) -> Response:
         body = await _body(request, Stop)
@@ -103,42 +111,44 @@ class Api:
             raise HTTPException(409, problem)
         return await self._accept(event)
 
+    async def findings(self, request: Request) -> Response:
+        return await self._monitors_say(request, findings.from_plain)
+
+    async def webhook(self, request: Request) -> Response:
+        return await self._monitors_say(request, findings.from_webhook)
+
+    async def _monitors_say(self, request: Request, translate: Translate) -> Response:
+        """Take what can be taken; 207 if that is not all, which senders take for success."""
+        body = await _limited_body(request)
+        try:
+            answers, events = translate(body, self._desk.state, time.time())
+        except EverstepError as error:
+            raise HTTPException(400, str(error)) from error
+        await self._journalled(events)
+        return json_response(answers, 207 if answers.refused else 200)
+
     async def _accept(self, event: ControllerEvent) -> Response:
-        """Answer once the request is in the journal: what was accepted is not forgotten."""
+        await self._journalled([event])
+        return json_response({"accepted": True})
+
+    async def _journalled(self, events: Sequence[ControllerEvent]) -> None:
+        """Post them and wait for the journal: what was accepted is not forgotten."""
         finish = self._desk.state.finish
         if finish is not None:
             raise HTTPException(409, f"the job is over ({finish.outcome}): {finish.why}")
-        journalled = asyncio.Event()
-        self._desk.post(Incoming(event, then=journalled.set))
+        if not events:
+            return
+        *before, last = events
+        for event in before:
+            self._desk.post(Incoming(event))
+        journalled = asyncio.Event()  # they are taken in order, so the last one stands for all
+        self._desk.post(Incoming(last, then=journalled.set))
         try:
             await asyncio.wait_for(journalled.wait(), ACCEPT_WITHIN_S)
         except TimeoutError:
             raise HTTPException(
                 503, "the controller is ending or its disk is slow: ask again in a moment"
             ) from None
-        return _json({"accepted": True})
-
-
-class TokenGate:
-    """Lets in who knows the token; everything else, whatever its path, is told to get it."""
-
-    def __init__(self, app: ASGIApp, token: str) -> None:
-        self._app = app
-        self._expected = f"Bearer {token}".encode()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            await self._app(scope, receive, send)
-            return
-        given = dict(scope["headers"]).get(b"authorization", b"")
-        if hmac.compare_digest(given, self._expected):
-            await self._app(scope, receive, send)
-            return
-        refusal = _error(401, "wrong or missing token: it is in the file `token` of the job")
-        if scope["type"] == "websocket":
-            await WebSocket(scope, receive, send).send_denial_response(refusal)
-        else:
-            await refusal(scope, receive, send)
 
 
 def make_app(desk: Desk, token: str) -> ASGIApp:
@@ -151,6 +161,8 @@ def make_app(desk: Desk, token: str) -> ASGIApp:
         Route("/v1/output", api.output),
         Route("/v1/stop", api.stop, methods=["POST"]),
         Route("/v1/inject", api.inject, methods=["POST"]),
+        Route(FINDINGS, api.findings, methods=["POST"]),
+        Route(ALERTMANAGER, api.webhook, methods=["POST"]),
         WebSocketRoute("/v1/agent", desk.agents.serve),
     ]
     app = Starlette(routes=routes, exception_handlers={HTTPException: _on_http_exception})
@@ -199,6 +211,16 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
 
+async def _limited_body(request: Request) -> bytes:
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > findings.BODY_BYTES_MAX:
+            raise HTTPException(413, f"a body may have {findings.BODY_BYTES_MAX} bytes: send less")
+        parts.append(part)
+    return b"".join(parts)
+
+
 async def _body(request: Request, of: type[_Body]) -> _Body:
     try:
         return msgspec.json.decode(await request.body(), type=of)
@@ -219,13 +241,4 @@ def _number(request: Request, name: str) -> float:
 
 async def _on_http_exception(_: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException), "registered for this class alone"
-    return _error(error.status_code, error.detail)
-
-
-def _error(code: int, sentence: str) -> Response:
-    return _json({"error": sentence}, code)
-
-
-def _json(content: Any, code: int = 200) -> Response:
-    body = msgspec.json.encode(content)
-    return Response(body, status_code=code, media_type="application/json")
+    return error_response(error.status_code, error.detail)

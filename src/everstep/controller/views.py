@@ -8,10 +8,13 @@ Times are in seconds; points in time are by the controller's clock (seconds sinc
 from __future__ import annotations
 
 from everstep.actions import Outcome
+from everstep.core.alerts import usable
 from everstep.core.ettr import WINDOW_S, Owner, ettr, spent
 from everstep.core.layouts import known_layout
 from everstep.core.mechanisms import Mechanism, mechanisms
-from everstep.core.state import Incident, Machine, Phase, State
+from everstep.core.state import Incident, Machine, Noted, Phase, State
+from everstep.diagnosis.words import Verdict
+from everstep.health import Counts
 from everstep.model import (
     Generation,
     JobId,
@@ -22,6 +25,16 @@ from everstep.model import (
     Step,
     Term,
     Value,
+)
+
+_GRAVEST = (
+    Verdict.EVICT,
+    Verdict.SUSPECT,
+    Verdict.JOB,
+    Verdict.WARN,
+    Verdict.USER,
+    Verdict.ERROR,
+    Verdict.INFO,
 )
 
 
@@ -37,6 +50,23 @@ class MachineView(Value, frozen=True, kw_only=True):
     """member, standby, silent, lost, evicted or released."""
     why: str
     """For lost and evicted ones."""
+
+
+class AlertView(Value, frozen=True, kw_only=True):
+    """Something that a check, or somebody else's monitor, says of a machine and that holds."""
+
+    machine: MachineId
+    check: str
+    item: str
+    verdict: Verdict
+    """As everywhere: `error` says that the check could not run."""
+    counts: Counts
+    why: str
+    do: str
+    source: str
+    since: Seconds
+    age_s: Seconds
+    """Since then."""
 
 
 class OutcomeView(Value, frozen=True, kw_only=True):
@@ -98,6 +128,8 @@ class StatusView(Value, frozen=True, kw_only=True):
     """None while the job runs."""
     notes: tuple[str, ...]
     """Pages to people, and of the controller: what it found at its start, what it turned away."""
+    alerts: tuple[AlertView, ...] = ()
+    """The gravest first, then the oldest; of machines that are in the job or could be."""
 
 
 class IncidentView(Value, frozen=True, kw_only=True):
@@ -171,6 +203,7 @@ def status(state: State, now: Seconds, notes: tuple[str, ...] = ()) -> StatusVie
         mechanisms=mechanisms(state),
         outcome=_outcome(state),
         notes=(*state.paged.values(), *_failing_disks(state), *notes),
+        alerts=_alerts(state, now),
     )
 
 
@@ -225,6 +258,33 @@ def _machine(state: State, machine: Machine) -> MachineView:
         ranks=ranks,
         condition=condition,
         why=why,
+    )
+
+
+def _alerts(state: State, now: Seconds) -> tuple[AlertView, ...]:
+    standing = [
+        _alert(machine, noted, now)
+        for name in state.alerted
+        if usable(machine := state.machines[name])
+        for noted in machine.alerts
+        if noted.cleared_at is None
+    ]
+    return tuple(sorted(standing, key=lambda view: (_GRAVEST.index(view.verdict), view.since)))
+
+
+def _alert(machine: Machine, noted: Noted, now: Seconds) -> AlertView:
+    result = noted.alert.result
+    return AlertView(
+        machine=machine.machine,
+        check=result.check,
+        item=result.item,
+        verdict=result.verdict,
+        counts=result.counts,
+        why=result.why,
+        do=result.do,
+        source=noted.alert.source,
+        since=noted.since,
+        age_s=max(0.0, now - noted.since),
     )
 
 

@@ -1,0 +1,263 @@
+"""`everstep check`: looks at this machine once, with all checks, and says what it found.
+
+For people, for Nagios and its like, and for Slurm's prolog and HealthCheckProgram. Needs no job.
+Counters are compared with the call before, whose samples lie in a small file; the first call looks
+twice, so that rates exist. Sources that may hang are asked in children, all at the same time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from everstep.agent.checks import node
+from everstep.agent.checks.check import AnyCheck, AnySource, Here, Stamped
+from everstep.agent.checks.children import Child, Unanswered, clock
+from everstep.agent.checks.judging import Failed, attempt
+from everstep.agent.checks.memory import ChecksMemory, KeptChild
+from everstep.agent.checks.monitor import Monitor, Remembered
+from everstep.agent.checks.node import DEFAULT_SOCKET
+from everstep.agent.checks.registry import SOURCES, make_source
+from everstep.agent.checks.surroundings import boot_id
+from everstep.commands import check_report
+from everstep.commands.check_choice import chosen, listed, read_limits
+from everstep.commands.check_report import Absent, Report, Status, Unseen
+from everstep.commands.drain import drain
+from everstep.commands.screen import console
+from everstep.commands.show import print_json
+from everstep.diagnosis.words import Verdict
+from everstep.health import Result
+from everstep.model import MachineId, Seconds
+
+__all__ = ["DEFAULT_SOCKET", "TIME_LIMIT_S", "Asked", "check", "serve", "show_list"]
+
+BETWEEN_S: Seconds = 1.0
+"""Between the two looks of a first call: a rate per second needs no more."""
+TIME_LIMIT_S: Seconds = 30.0
+"""For all of it. Slurm ends its HealthCheckProgram after 60 s, Nagios a plugin after as much."""
+INTERRUPTED = 130
+_STATE_FILE = "samples.msgpack"
+_RIGHTS = ("permission denied", "operation not permitted", "only root")
+_NO_CHILD = "its child process"
+"""What cannot be started here says nothing of the rights to look."""
+_COULD_NOT = "Find out why: until then nobody watches this here."
+_MAY_NOT = "Run it as root, or let a node service see it (everstep check --serve)."
+
+
+class Asked(NamedTuple):
+    """What the flags say."""
+
+    only: Sequence[str] = ()
+    limits: Path | None = None
+    state: Path | None = None
+    root: str = "/"
+    time_limit_s: Seconds = TIME_LIMIT_S
+    json: bool = False
+    drain: bool = False
+    dry_run: bool = False
+
+
+def check(asked: Asked, environ: Mapping[str, str]) -> int:
+    """Look, print, drain if asked; the exit code."""
+    checks = chosen(asked.only, read_limits(asked.limits))
+    try:
+        told = asyncio.run(_Look(asked, checks, _state_dir(asked, environ)).report())
+    except KeyboardInterrupt:
+        sys.stderr.write("everstep: interrupted; nothing is known of this machine.\n")
+        return INTERRUPTED
+    if asked.drain and told.exit_code == Status.CRITICAL:
+        said = drain(check_report.worst(told), environ, dry_run=asked.dry_run).say
+        told = msgspec.structs.replace(told, notes=(*told.notes, said))
+    _print(told, json=asked.json)
+    return told.exit_code
+
+
+def show_list(*, json: bool) -> None:
+    """All checks with their limits."""
+    if json:
+        print_json(listed())
+    else:
+        console().print(check_report.list_table(listed()))
+
+
+def serve(socket: Path, group: str, root: str) -> None:
+    """Be the node service until told to end."""
+    node.serve(socket, group, root)
+
+
+def _print(told: Report, *, json: bool) -> None:
+    if json:
+        print_json(told)
+        return
+    screen = console()
+    screen.print(told.summary, soft_wrap=True, markup=False)
+    for table in check_report.tables(told.results):
+        screen.print(table)
+    for line in check_report.lines(told):
+        screen.print(line, soft_wrap=True, markup=False)
+
+
+def _state_dir(asked: Asked, environ: Mapping[str, str]) -> Path:
+    if asked.state is not None:
+        return asked.state
+    users = "/var/lib" if os.geteuid() == 0 else f"{environ.get('HOME', '')}/.local/state"
+    return Path(environ.get("XDG_STATE_HOME") or users) / "everstep" / "check"
+
+
+class _Look:
+    """One look at this machine."""
+
+    def __init__(self, asked: Asked, checks: Sequence[AnyCheck], state: Path) -> None:
+        self._here = Here(root=asked.root, boot_id=boot_id(asked.root))
+        self._limit_s = asked.time_limit_s
+        self._state = state
+        self._memory = ChecksMemory(state / _STATE_FILE, self._here.boot_id)
+        self._notes: list[str] = []
+        self._checks = checks
+        self._sources = {name: make_source(name) for name in {each.source for each in checks}}
+        remembered, self._former = self._remembered()
+        self._monitor = Monitor(MachineId(""), checks, remembered)
+        self._children: dict[str, Child] = {}
+        self._absent: dict[str, str] = {}
+
+    async def report(self) -> Report:
+        began = time.monotonic()
+        try:
+            await self._all()
+        finally:
+            await asyncio.gather(*(child.close() for child in self._children.values()))
+        self._keep()
+        results = [each for found in self._monitor.latest.values() for each in found]
+        made = check_report.report(
+            [_with_advice(each) for each in results if not _may_not(each)],
+            self._grouped_absent(),
+            _unseen(filter(_may_not, results)),
+            sorted(name for name, found in self._monitor.latest.items() if not found),
+        )
+        seconds = round(time.monotonic() - began, 3)
+        return msgspec.structs.replace(made, notes=tuple(self._notes), seconds=seconds)
+
+    async def _all(self) -> None:
+        """Every source in parallel; whoever is late could not be read."""
+        tasks = {name: asyncio.create_task(self._look(name)) for name in self._sources}
+        try:
+            async with asyncio.timeout(self._limit_s):
+                await asyncio.gather(*tasks.values())
+        except TimeoutError:
+            why = f"there was no answer within the {self._limit_s:g} s of --time-limit"
+            for name, task in tasks.items():
+                if task.cancelled():
+                    self._monitor.not_sampled(name, why, clock())
+
+    async def _look(self, name: str) -> None:
+        source = self._sources[name]
+        why = attempt(lambda: source.absent(self._here))
+        if isinstance(why, Failed):
+            self._monitor.not_sampled(name, why.why, clock())
+        elif why:
+            self._absent[name] = why
+        else:
+            fresh = not self._monitor.has_sampled(name)
+            if await self._once(name, source) and fresh and source.every_s > 0:
+                await asyncio.sleep(BETWEEN_S)
+                await self._once(name, source)
+
+    async def _once(self, name: str, source: AnySource) -> bool:
+        """Whether there was a sample."""
+        sample = await self._sample(name, source)
+        if isinstance(sample, Failed):
+            self._monitor.not_sampled(name, sample.why, clock())
+        elif isinstance(sample, Unanswered):
+            said = attempt(lambda: source.unanswered(sample.for_s, sample.times))
+            meaning = None if isinstance(said, Failed) else said
+            self._monitor.unanswered(name, meaning, sample.why, clock())
+        else:
+            self._monitor.sampled(name, self._here, Stamped(at=clock(), sample=sample))
+        return not isinstance(sample, Failed | Unanswered)
+
+    async def _sample(self, name: str, source: AnySource) -> Any:
+        if not source.blocks:
+            return attempt(lambda: source.sample(self._here))
+        if name not in self._children:
+            former = self._former.get(name)
+            self._children[name] = Child(source, self._state, former, lambda: None)
+        answer = await self._children[name].ask(self._here)
+        if isinstance(answer, Failed | Unanswered):
+            return answer
+        return attempt(lambda: msgspec.msgpack.decode(answer, type=source.kind))
+
+    # --- from call to call ---
+
+    def _remembered(self) -> tuple[Remembered, dict[str, KeptChild]]:
+        """Of all sources, whichever are asked now: what is not asked is kept."""
+        try:
+            self._state.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if not os.access(self._state, os.R_OK | os.W_OK | os.X_OK):
+                raise PermissionError(13, os.strerror(13))
+        except OSError as error:
+            self._note(error.strerror or str(error))
+        remembered, children = self._memory.read({name: make_source(name) for name in SOURCES})
+        return Remembered(histories=remembered.histories), children
+
+    def _keep(self) -> None:
+        kept = {name: child.kept for name, child in self._children.items()}
+        others = {name: child for name, child in self._former.items() if name not in kept}
+        children = {**others, **{name: child for name, child in kept.items() if child}}
+        histories = self._monitor.remembered().histories
+        before = _version(self._state / _STATE_FILE)
+        self._memory.write(Remembered(histories=histories), children)
+        if not self._notes and _version(self._state / _STATE_FILE) == before:
+            self._note("it could not be written: is the disk full?")
+
+    def _note(self, why: str) -> None:
+        self._notes.append(
+            f"the state in {self._state} cannot be kept ({why}): counters are compared within this "
+            "call only; name another directory with --state"
+        )
+
+    def _grouped_absent(self) -> list[Absent]:
+        names: dict[str, list[str]] = {}
+        for each in self._checks:
+            if each.source in self._absent:
+                names.setdefault(self._absent[each.source], []).append(each.name)
+        return [Absent(checks=tuple(checks), why=why) for why, checks in names.items()]
+
+
+def _version(file: Path) -> tuple[int, int] | None:
+    """Another one whenever it is replaced; None if there is no such file."""
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
+
+
+def _may_not(result: Result) -> bool:
+    """Whether it is this user's rights that are missing, and nothing of the machine."""
+    why = result.why.lower()
+    missing = any(text in why for text in _RIGHTS) and not why.startswith(_NO_CHILD)
+    return missing and result.verdict is Verdict.ERROR
+
+
+def _with_advice(result: Result) -> Result:
+    if result.verdict is not Verdict.ERROR or result.do:
+        return result
+    return msgspec.structs.replace(result, do=_COULD_NOT)
+
+
+def _unseen(results: Iterable[Result]) -> list[Unseen]:
+    """One for each reason."""
+    names: dict[tuple[str, str], list[str]] = {}
+    for each in results:
+        names.setdefault((each.why, each.do or _MAY_NOT), []).append(each.check)
+    return [
+        Unseen(checks=tuple(dict.fromkeys(checks)), why=why, do=do)
+        for (why, do), checks in names.items()
+    ]

@@ -28,7 +28,7 @@ for step in run.steps(start=ckpt.restore(), stop=60):
             os.abort()
         time.sleep(3600)
     box.step = step
-    time.sleep(0.01)
+    time.sleep(0.05)
     run.report(loss=2.5)
     ckpt.save(step)
 """

@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
@@ -29,18 +30,21 @@ from torch.distributed.constants import default_pg_timeout
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from everstep.cluster.cleanup import clean_job
-from everstep.events import AlertRaised, MachineProbed
+from everstep.diagnosis.words import Verdict
+from everstep.events import AlertRaised, ControllerEvent, MachineProbed
 from everstep.model import JobId
 from everstep.paths import JobPaths
 from everstep.processes import Process, descendants, read_pid_file
 from tests.agent.checks.gpu.fake import FakeNvml
-from tests.integration.network import RAIL
+from tests.integration.network import ETH, RAIL
 from tests.integration.spread import Size, Spread, over, spread
 
 HOSTS, LEAVES = 4, 2
 GPU_HOST = 1
 """The host with the GPUs."""
-PATIENCE_S = 120.0
+GPUS = 9
+"""Three for each round: what was told of one is not told again."""
+PATIENCE_S = 60.0
 SWITCH = 1
 """The leaf switch that fails last: the controller is behind the other one."""
 
@@ -53,7 +57,7 @@ class Plan(NamedTuple):
     """Seconds over which processor time is compared."""
 
 
-QUICK = Plan(rounds=1, cpu_s=10.0)
+QUICK = Plan(rounds=1, cpu_s=15.0)
 WHOLE = Plan(rounds=3, cpu_s=120.0)
 PAPER_S = {
     "nic_down_s": 30,
@@ -65,6 +69,7 @@ PAPER_S = {
     "kernel_fault_s": 2,
 }
 """Table 3, with inspection."""
+_FRAMEWORK_S = default_pg_timeout.total_seconds()
 
 
 def main() -> None:
@@ -76,16 +81,26 @@ def main() -> None:
         )
     with tempfile.TemporaryDirectory(prefix="everstep-bench-") as name:
         directory = Path(name)
-        seconds = _detect(directory / "faults", plan)
-        share = _cpu_share(directory / "cpu", plan)
-    rows = [
-        Row(key, median(seconds[key]), at_most=paper, note=_note(seconds[key]))
-        for key, paper in PAPER_S.items()
-    ]
-    framework = default_pg_timeout.total_seconds()
-    rows.append(Row("framework_timeout_s", framework, note="gloo's default, as torch has it"))
-    rows.append(Row("checks_cpu_share", share, at_most=0.01, note="of one core, children included"))
+        with ThreadPoolExecutor() as side:
+            # Processor time is not wall time: it is compared beside the rest.
+            share = side.submit(_cpu_share, directory / "cpu", plan)
+            seconds = _detect(directory / "faults", plan)
+        rows = [_row(key, seconds[key]) for key in PAPER_S]
+        rows.append(
+            Row("framework_timeout_s", _FRAMEWORK_S, note="gloo's default, as torch has it")
+        )
+        rows.append(
+            Row("checks_cpu_share", share.result(), at_most=0.01, note="of one core, with children")
+        )
     report(rows, args.json)
+
+
+def _row(key: str, found: Sequence[float | None]) -> Row:
+    """The median; None if a fault was not noticed at all."""
+    seen = [each for each in found if each is not None]
+    if len(seen) < len(found):
+        return Row(key, None, note=f"not noticed within {PATIENCE_S:g} s")
+    return Row(key, median(seen), at_most=PAPER_S[key], note=_note(seen))
 
 
 def _note(found: Sequence[float]) -> str:
@@ -95,100 +110,136 @@ def _note(found: Sequence[float]) -> str:
 # --- the faults ----------------------------------------------------------------------------------
 
 
+class Watched(NamedTuple):
+    """A fault that was made, and how evidence about it looks."""
+
+    key: str
+    since: float
+    is_evidence: Callable[[ControllerEvent], bool]
+
+
 class Faults:
-    """All that is done to one job, in an order in which the former does not hide the next."""
+    """All that is done to one job. Those of one list are made at once, each to something else."""
 
     def __init__(self, job: Spread, fake: FakeNvml, plan: Plan) -> None:
         self._job = job
         self._fake = fake
         self._plan = plan
-        self._read = 0
+        self._seconds: dict[str, list[float | None]] = {key: [] for key in PAPER_S}
 
-    def all(self) -> dict[str, list[float]]:
-        hosts = [GPU_HOST, 2, 3][: self._plan.rounds]
-        gpus = range(self._plan.rounds)
-        return {
-            "port_flap_s": [self._flap(host) for host in hosts],
-            "nic_down_s": [self._cut(host) for host in hosts],
-            "gpu_hot_s": [self._hot(gpu) for gpu in gpus],
-            "kernel_fault_s": [self._kernel(gpu + 3) for gpu in gpus],
-            "gpu_lost_s": [self._lost(gpu) for gpu in gpus],
-            "gpu_hang_s": [self._hang()],
-            "switch_down_s": [self._switch()],
-        }
+    def all(self) -> dict[str, list[float | None]]:
+        hosts = [2, 3, GPU_HOST]
+        for number in range(self._plan.rounds):
+            if number:  # an alert of a link is told again after half a minute
+                time.sleep(31.0)
+            flapped, cut = hosts[number], hosts[(number + 1) % len(hosts)]
+            gpu = 3 * number
+            self._await([self._flap(flapped), self._kernel(gpu)])
+            self._await([self._cut(cut), self._hot(gpu + 1), self._lost(gpu + 2)])
+            self._job.net.mend(cut, RAIL)
+        self._await([self._hang(), self._switch()])
+        return self._seconds
 
-    def _flap(self, host: int) -> float:
+    # --- making them ---
+
+    def _flap(self, host: int) -> Watched:
         def flap() -> None:
             self._job.net.cut(host, RAIL)
             self._job.net.mend(host, RAIL)
 
-        return self._told(flap, host, "net.link")
+        return self._make("port_flap_s", flap, self._says(host, "net.link"))
 
-    def _cut(self, host: int) -> float:
-        """After a pause in which the flap's alert may be told again."""
-        time.sleep(31.0)
-        took = self._told(lambda: self._job.net.cut(host, RAIL), host, "net.link")
-        self._job.net.mend(host, RAIL)
-        return took
+    def _cut(self, host: int) -> Watched:
+        says = self._says(host, "net.link")
+        return self._make("nic_down_s", lambda: self._job.net.cut(host, RAIL), says)
 
-    def _hot(self, gpu: int) -> float:
-        fault = lambda: self._fake.value("nvmlDeviceGetTemperature", 97, gpu)  # noqa: E731
-        return self._told(fault, GPU_HOST, "gpu.temperature")
-
-    def _lost(self, gpu: int) -> float:
-        return self._told(lambda: self._fake.fail("*", 15, gpu), GPU_HOST, "gpu.lost")
-
-    def _hang(self) -> float:
-        return self._told(
-            lambda: self._fake.hang("nvmlDeviceGetTemperature"), GPU_HOST, "gpu.driver"
+    def _hot(self, gpu: int) -> Watched:
+        return self._make(
+            "gpu_hot_s",
+            lambda: self._fake.value("nvmlDeviceGetTemperature", 91, gpu),
+            self._says(GPU_HOST, "gpu.temperature", gpu),
         )
 
-    def _kernel(self, gpu: int) -> float:
+    def _lost(self, gpu: int) -> Watched:
+        """Whichever check is first."""
+        says = self._says(GPU_HOST, "gpu.", gpu, Verdict.EVICT)
+        return self._make("gpu_lost_s", lambda: self._fake.fail("*", 15, gpu), says)
+
+    def _hang(self) -> Watched:
+        """No call returns any more."""
+        names = ("gpu.driver", "gpu.answers")
+        says = [self._says(GPU_HOST, name) for name in names]
+        return self._make(
+            "gpu_hang_s", lambda: self._fake.hang("*"), lambda event: any(s(event) for s in says)
+        )
+
+    def _kernel(self, gpu: int) -> Watched:
         pci = self._fake.pci(gpu)
         line = f"NVRM: Xid (PCI:{pci[:-2]}): 79, pid=1, name=python3, GPU has fallen off the bus."
-        return self._told(lambda: _to_kernel_log(line), GPU_HOST, "kernel.xid")
+        says = self._says(GPU_HOST, "kernel.xid", gpu)
+        return self._make("kernel_fault_s", lambda: _to_kernel_log(line), says)
 
-    def _switch(self) -> float:
-        before = self._now(lambda: self._job.net.switch_down(SWITCH))
-        return self._first(
-            lambda event: isinstance(event, MachineProbed) and not event.reachable, before
+    def _switch(self) -> Watched:
+        """Of both networks: nobody behind it trains on or is heard of."""
+
+        def fail() -> None:
+            for interface in (RAIL, ETH):
+                self._job.net.switch_down(SWITCH, interface)
+
+        return self._make(
+            "switch_down_s",
+            fail,
+            lambda event: isinstance(event, MachineProbed) and event.reachable is False,
         )
 
-    # --- when it was known ---
+    # --- when they were known ---
 
-    def _told(self, fault: Callable[[], None], host: int, check: str) -> float:
-        machine = self._job.machine(host).machine
-
-        def says(event: object) -> bool:
-            if not isinstance(event, AlertRaised) or event.machine != machine:
-                return False
-            return event.alert.result.check == check
-
-        return self._first(says, self._now(fault))
-
-    def _now(self, fault: Callable[[], None]) -> float:
+    def _make(
+        self, key: str, fault: Callable[[], None], evidence: Callable[[ControllerEvent], bool]
+    ) -> Watched:
         before = time.time()
         fault()
-        return before
+        return Watched(key, before, evidence)
 
-    def _first(self, holds: Callable[[object], bool], since: float) -> float:
+    def _says(
+        self, host: int, check: str, gpu: int | None = None, verdict: Verdict | None = None
+    ) -> Callable[[ControllerEvent], bool]:
+        """An alert of this check, or of one whose name begins so, about that machine."""
+        machine = self._job.machine(host).machine
+        item = "" if gpu is None else self._fake.pci(gpu)
+
+        def holds(event: ControllerEvent) -> bool:
+            if not isinstance(event, AlertRaised) or event.machine != machine:
+                return False
+            result = event.alert.result
+            right = verdict is None or result.verdict is verdict
+            return right and result.check.startswith(check) and item in result.item
+
+        return holds
+
+    def _await(self, made: list[Watched]) -> None:
+        """Until all of them were noticed, or patience is over."""
         deadline = time.monotonic() + PATIENCE_S
-        while time.monotonic() < deadline:
+        found: dict[str, float] = {}
+        while len(found) < len(made) and time.monotonic() < deadline:
+            time.sleep(0.2)
             for record in self._job.records():
-                if record.time >= since and holds(record.event):
-                    return record.time - since
-            time.sleep(0.1)
-        return float("inf")
+                for fault in made:
+                    new = fault.key not in found and record.time >= fault.since
+                    if new and fault.is_evidence(record.event):
+                        found[fault.key] = record.time - fault.since
+        for fault in made:
+            self._seconds[fault.key].append(found.get(fault.key))
 
 
 def _to_kernel_log(line: str) -> None:
     with Path("/dev/kmsg").open("w") as kmsg:
-        kmsg.write(line)
+        kmsg.write(f"{line}\n")
 
 
-def _detect(directory: Path, plan: Plan) -> dict[str, list[float]]:
+def _detect(directory: Path, plan: Plan) -> dict[str, list[float | None]]:
     directory.mkdir()
-    fake = FakeNvml(directory / "nvml")
+    fake = FakeNvml(directory / "nvml", GPUS)
     everywhere = over(RAIL)
     with spread(directory, Size(nnodes=HOSTS, standbys=0), LEAVES) as job:
         job.start(lambda host: {**everywhere(host), **(fake.env if host == GPU_HOST else {})})

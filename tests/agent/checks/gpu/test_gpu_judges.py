@@ -384,7 +384,7 @@ def test_the_fabric_manager_may_take_its_time_after_a_boot() -> None:
     [
         ([70] * 9, PASS),
         ([55, 86, 86], PASS),  # neither for long nor near the end
-        ([55, 88], PASS),
+        ([55, 88], WARN),  # where it slows itself down
         ([55, 88, 88], EVICT),  # 92 - 5
         ([55, 80, 80, 80], WARN),  # 20 above its neighbours
         ([55, 80, 80, 55], PASS),
@@ -399,10 +399,24 @@ def test_heat(heats: list[float | None], verdict: Verdict) -> None:
     assert (result.counts is Counts.WITH_SLOWDOWN) is (verdict is WARN)
 
 
-def test_a_gpu_at_its_own_slowdown_threshold_for_a_minute_is_hot() -> None:
-    cool = {S.SLOWDOWN_AT_C: 70.0, S.TEMPERATURE_C: 71.0}
-    assert of_first("gpu.temperature", over_time([machine(cool)] * 5)).verdict is PASS
-    assert of_first("gpu.temperature", over_time([machine(cool)] * 7)).verdict is WARN
+@pytest.mark.parametrize(("heat", "verdict"), [(69.0, PASS), (70.0, WARN), (84.0, WARN)])
+def test_a_gpu_at_its_own_slowdown_threshold_is_hot_at_once(heat: float, verdict: Verdict) -> None:
+    now = machine({S.SLOWDOWN_AT_C: 70.0, S.TEMPERATURE_C: heat})
+    result = of_first("gpu.temperature", over_time([now]))
+    assert result.verdict is verdict
+    assert (result.counts is Counts.WITH_SLOWDOWN) is (verdict is WARN)
+
+
+def test_a_gpu_that_is_hot_for_any_gpu_is_told_at_once() -> None:
+    far = {S.SLOWDOWN_AT_C: 120.0, S.SHUTDOWN_AT_C: 130.0}
+    assert (
+        of_first("gpu.temperature", over_time([machine({**far, S.TEMPERATURE_C: 89.0})])).verdict
+        is PASS
+    )
+    assert (
+        of_first("gpu.temperature", over_time([machine({**far, S.TEMPERATURE_C: 90.0})])).verdict
+        is WARN
+    )
 
 
 def test_a_threshold_of_zero_is_none_and_margins_take_its_place() -> None:

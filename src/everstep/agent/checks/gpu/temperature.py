@@ -9,20 +9,19 @@ from everstep.agent.checks.gpu.per_gpu import PerGpu
 from everstep.agent.checks.gpu.samples import Gpu, NvmlSample, Signal
 from everstep.diagnosis.words import Category, Verdict
 from everstep.health import Counts, Result
-from everstep.model import Seconds
 
 
 class TemperatureLimits(Limits, frozen=True, kw_only=True):
     """Thresholds of gpu.temperature."""
 
     hot_c: float = 90.0
-    """Degrees Celsius that are hot for any GPU: Modal's fleet lost clocks of H100s from there."""
+    """Degrees Celsius that are hot for any GPU: Modal's fleet lost clocks of H100s from there. Said
+    at the first sample, as is the GPU's own threshold of slowing down: it counts only when
+    throughput falls, so nothing is gained by waiting (ByteRobust, Table 3: within ten seconds)."""
     above_others_c: float = 20.0
     """Degrees above the mean of the machine's other GPUs: a cooler that works less than theirs."""
     samples: int = 3
-    """Samples in a row for both."""
-    slowdown_s: Seconds = 60.0
-    """Seconds at or above the threshold at which the GPU itself slows down."""
+    """Samples in a row for that: neighbours may just have begun to work."""
     below_shutdown_c: float = 5.0
     """Degrees below the temperature at which the hardware switches itself off: leave before."""
     possible_c: float = 150.0
@@ -35,7 +34,7 @@ class Temperature(PerGpu[TemperatureLimits]):
     name = "gpu.temperature"
     about = "no GPU is hotter than it may be for long, or than its neighbours (NVML)"
     limits_type = TemperatureLimits
-    keep = 12
+    keep = 3
 
     def judge_gpu(self, gpu: History[Gpu], sample: NvmlSample) -> Result | None:
         now = gpu.now.sample
@@ -47,7 +46,7 @@ class Temperature(PerGpu[TemperatureLimits]):
         if why := self._near_shutdown(gpu):
             do = "Take the machine out before it switches itself off; check its cooling."
             return self._hot(now, Verdict.EVICT, why, do)
-        if why := self._slows_down(gpu) or self._too_hot(gpu, sample):
+        if why := self._too_hot(gpu, sample):
             return self._hot(now, Verdict.WARN, why, "Check the cooling of this machine.")
         return self.passed(f"{heat:.0f} C", item=now.name, temperature_c=heat)
 
@@ -77,31 +76,30 @@ class Temperature(PerGpu[TemperatureLimits]):
             return float("inf")
         return limit - heat
 
-    def _slows_down(self, gpu: History[Gpu]) -> str:
-        seen = [each.sample for each in gpu.since(self.limits.slowdown_s)]
-        covered = gpu.now.at - gpu.since(self.limits.slowdown_s)[0].at
-        if covered < self.limits.slowdown_s * 0.8 or not all(map(_at_slowdown, seen)):
-            return ""
-        heat = gpu.now.sample.get(Signal.TEMPERATURE_C)
-        return f"{heat:.0f} C, where the GPU slows itself down, for {covered:.0f} s"
-
     def _too_hot(self, gpu: History[Gpu], sample: NvmlSample) -> str:
+        now = gpu.now.sample
+        heat = now.get(Signal.TEMPERATURE_C) or 0.0
+        if _at_slowdown(now):
+            return f"{heat:.0f} C, where the GPU slows itself down"
+        if heat >= self.limits.hot_c:
+            return f"{heat:.0f} C; {self.limits.hot_c:.0f} C is hot for any GPU"
+        return self._above_others(gpu, sample)
+
+    def _above_others(self, gpu: History[Gpu], sample: NvmlSample) -> str:
         times = self.limits.samples
         heats = [each.sample.get(Signal.TEMPERATURE_C) or 0.0 for each in (*gpu.past, gpu.now)]
-        if len(heats) < times:
-            return ""
-        coolest = min(heats[-times:])
-        if coolest >= self.limits.hot_c:
-            return f"{coolest:.0f} C or more in {times} samples"
         others = [
             heat
             for other in sample.gpus
             if other.pci != gpu.now.sample.pci
             and (heat := other.get(Signal.TEMPERATURE_C)) is not None
         ]
-        if others and coolest >= mean(others) + self.limits.above_others_c:
-            return f"{coolest:.0f} C in {times} samples, its neighbours have {mean(others):.0f} C"
-        return ""
+        if len(heats) < times or not others:
+            return ""
+        coolest = min(heats[-times:])
+        if coolest < mean(others) + self.limits.above_others_c:
+            return ""
+        return f"{coolest:.0f} C in {times} samples, its neighbours have {mean(others):.0f} C"
 
 
 def _at_slowdown(gpu: Gpu) -> bool:

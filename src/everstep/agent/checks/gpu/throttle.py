@@ -41,7 +41,7 @@ class Throttle(PerGpu[ThrottleLimits]):
     name = "gpu.throttle"
     about = "clocks are not held down by heat or power (NVML's clock event reasons)"
     limits_type = ThrottleLimits
-    keep = 12
+    keep = 15
 
     def judge_gpu(self, gpu: History[Gpu], sample: NvmlSample) -> Result | None:
         now = gpu.now.sample

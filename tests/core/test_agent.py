@@ -17,6 +17,7 @@ from everstep.core.agent import ANSWERS_KEPT, AgentCore
 from everstep.core.agent_io import (
     AgentAction,
     BackUpShards,
+    ChecksRead,
     ControllerConnected,
     ControllerDisconnected,
     DoFault,
@@ -36,7 +37,10 @@ from everstep.core.agent_io import (
     SendReport,
     SlotsRead,
 )
+from everstep.diagnosis.words import Verdict
 from everstep.events import (
+    AlertCleared,
+    AlertRaised,
     BackupFailed,
     BadNumber,
     MachineGroups,
@@ -52,6 +56,7 @@ from everstep.events import (
     StepPersisted,
     TimerFired,
 )
+from everstep.health import Alert, Result
 from everstep.model import (
     ExitStatus,
     Fault,
@@ -390,6 +395,26 @@ def test_other_orders_are_handed_on_and_answered_in_the_shells_words() -> None:
     assert only(agent.tell(probed), MachineProbed) == probed
     leave = ReleaseMachine(id="r", cause="1", why="t", machine=M0)
     only(agent.order(leave), LeaveMachine)
+
+
+def test_what_checks_say_waits_for_a_controller_and_grows_older() -> None:
+    """One that has not heard of the machine yet could not note it."""
+    agent = Agent()
+    agent.tell(ControllerDisconnected())
+    result = Result(check="gpu.lost", verdict=Verdict.EVICT, why="it is lost")
+    raised = AlertRaised(machine=M0, alert=Alert(result=result, age_s=1.0))
+    cleared = AlertCleared(machine=M0, check="gpu.lost")
+    assert agent.tell(ChecksRead(said=(raised, cleared))) == []
+    agent.now += 30.0
+    said = agent.tell(ControllerConnected(term=Term(1)))
+    reports = [action.report for action in said if isinstance(action, SendReport)]
+    older = AlertRaised(machine=M0, alert=Alert(result=result, age_s=31.0))
+    assert [report for report in reports if not isinstance(report, MachineGroups)] == [
+        older,
+        cleared,
+    ]
+    assert agent.tell(ControllerConnected(term=Term(1))) == []
+    assert only(agent.tell(ChecksRead(said=(raised,))), AlertRaised) == raised
 
 
 def test_remembered_answers_are_bounded() -> None:

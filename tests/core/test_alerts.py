@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+import everstep.core.alerts
 from everstep.actions import PageHuman
-from everstep.core.alerts import ALERTS_MAX, CALM_MAX, STRIKES_MAX, accusations, doubts
+from everstep.core.alerts import ALERTS_MAX, STRIKES_MAX, accusations, doubts
 from everstep.core.controller import ControllerCore
 from everstep.core.slowdown import NEWEST, SETTLING, USUAL_MIN, slowed
 from everstep.core.state import Machine
@@ -209,10 +210,13 @@ def test_doubts_last_a_while_after_they_are_over() -> None:
     assert not doubts(job.core.state, job.m1, 309.0)
 
 
-def test_in_a_flood_nobody_is_judged_before_the_second_is_over() -> None:
+def test_in_a_flood_nobody_is_judged_before_the_second_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Ten thousand machines that speak at once are one question and not ten thousand."""
+    monkeypatch.setattr(everstep.core.alerts, "JUDGED_MAX", 50)
     job = Job()
-    for number in range(CALM_MAX):
+    for number in range(50):
         job.alert(60.1, lost(f"GPU {number}", Verdict.WARN))
     job.alert(60.2, lost())
     assert not job.core.state.paged

@@ -38,7 +38,7 @@ def checked(seed: int, *harms: Harm, nnodes: int = 6, standbys: int = 6) -> Opti
         steps=150,
         step_s=1.0,
         slow=0.0,
-        kernel_of=(1, 2, 3, 100)[seed % 4],
+        kernel_of=(2, 3, 1, 100)[seed % 4],
         harm_every_s=10.0,
         safety_s=150.0,
     )
@@ -54,7 +54,7 @@ def told(seeds: range, *harms: Harm) -> str:
 
 
 def test_all_that_checks_can_lead_to_happens_and_every_job_ends_well() -> None:
-    said = told(range(12), *CHECKS)
+    said = told(range(16), *CHECKS)
     for what in (
         "EvictMachine cause",
         "unit=switch:leaf",
@@ -75,11 +75,16 @@ def test_who_cannot_be_reached_goes_within_seconds() -> None:
     assert statistics.median(waits) < 12
 
 
-def test_who_is_cut_off_from_the_controller_alone_is_reached() -> None:
+def test_nobody_is_asked_about_who_is_silent_while_training_advances() -> None:
     said = told(range(8), Harm.CUT_OFF, Harm.KILL_AGENT)
+    assert "MachineSilent" in said
+    assert "ProbeMachine" not in said
+
+
+def test_who_is_asked_tells_a_cut_cable_from_a_silent_agent() -> None:
+    said = told(range(8), Harm.CUT_OFF, Harm.ISOLATE)
     assert "reachable=True" in said
-    assert "reachable=False" not in said
-    assert "nothing advances, and" not in said.replace("MachineProbed", "")
+    assert "reachable=False" in said
 
 
 # --- the judges can see --------------------------------------------------------------------------

@@ -12,7 +12,8 @@ machines; it answers with groups that go together, or with what speaks against t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from everstep.core.alerts import (
     BY_ITSELF,
@@ -59,7 +60,8 @@ def groups_of(state: State, accused: Sequence[Accusation], now: Seconds) -> list
     """What to do about all that machines are accused of, the oldest accusation first."""
     if not accused:
         return []
-    return _Guard(state, accused, now).groups()
+    in_time = sorted(accused, key=lambda each: each.at)
+    return _Guard(state, in_time, now).groups()
 
 
 def named(machines: Sequence[MachineId]) -> str:
@@ -75,7 +77,7 @@ def waits_until(state: State, cause: str, at: Seconds) -> Seconds:
     At a full second: what many say within one is one moment.
     """
     shared = cause and not cause.startswith(BOOT)
-    return math.ceil(at + state.job.policy.common_cause_s) if shared else at
+    return float(math.ceil(at + state.job.policy.common_cause_s)) if shared else at
 
 
 def ready_standbys(state: State, now: Seconds) -> list[Machine]:
@@ -137,16 +139,26 @@ class _Guard:
 
     def _unit(self, accused: Sequence[Accusation]) -> Iterator[Group]:
         """The smallest unit that the accusations mean, if it can go as one."""
-        units = {
-            unit: self._in_unit(unit)
-            for each in accused
-            for unit in self._state.machines[each.machine].units
-        }
-        for unit, machines in sorted(units.items(), key=lambda item: (len(item[1]), item[0])):
+        names = {each.machine for each in accused}
+        for unit, machines in self._units_of(names):
+            outside = len(names) - sum(machine.machine in names for machine in machines)
+            if outside > max(1, OUTSIDE_SHARE * len(names)):
+                continue
             group = self._as_one(unit, machines, accused)
             if group is not None and not group.against:
                 yield group
                 return
+
+    def _units_of(self, names: set[MachineId]) -> list[tuple[str, list[Machine]]]:
+        """The units of these machines with all their usable machines, the smallest first."""
+        units: dict[str, list[Machine]] = {
+            unit: [] for name in names for unit in self._state.machines[name].units
+        }
+        for machine in self._state.machines.values() if units else ():
+            for unit in machine.units:
+                if unit in units and usable(machine):
+                    units[unit].append(machine)
+        return sorted(units.items(), key=lambda item: (len(item[1]), item[0]))
 
     def _as_one(
         self, unit: str, machines: Sequence[Machine], accused: Sequence[Accusation]
@@ -163,10 +175,8 @@ class _Guard:
             struck = struck_lately(self._state, self._now)
             hit |= struck & names
             everybody |= struck
-        outside = len(everybody - names)
-        if len(hit) < 2 or len(hit) <= MOST * len(machines):
-            return None
-        if outside > max(1, OUTSIDE_SHARE * len(everybody)):
+        few_outside = len(everybody - names) <= max(1, OUTSIDE_SHARE * len(everybody))
+        if len(hit) < 2 or len(hit) <= MOST * len(machines) or not few_outside:
             return None
         first = inside[0]
         why = f"{len(hit)} of the {len(machines)} machines of {unit} are accused: {first.why}"
@@ -177,20 +187,40 @@ class _Guard:
         return [m for m in machines if usable(m) and lies_in(m, unit)]
 
     def _one_by_one(self, left: Sequence[Accusation]) -> Iterator[Group]:
-        within_s = self._state.job.policy.accusers_within_s
         too_many: list[Accusation] = []
-        firsts: dict[MachineId, Accusation] = {}
-        for each in left:
-            firsts.setdefault(each.machine, each)
-        for each in firsts.values():
-            near = {e.machine for e in self._lately if abs(e.at - each.at) <= within_s}
-            if len(self._gone | near) > self._most:
+        for each, near in self._with_near(left):
+            if len(near) > self._most or len(self._gone.union(near)) > self._most:
                 too_many.append(each)
                 continue
             machine = self._state.machines[each.machine]
             yield self._together([machine], each, "", each.why)
         if too_many:
             yield self._not_the_machines(too_many)
+
+    def _with_near(
+        self, accused: Sequence[Accusation]
+    ) -> Iterator[tuple[Accusation, Mapping[MachineId, int]]]:
+        """The first accusation of each machine, and all machines accused not long before or after.
+
+        All are in order of time, so a window moves over them once, however many they are.
+        """
+        within_s = self._state.job.policy.accusers_within_s
+        lately = sorted(self._lately, key=lambda each: each.at)
+        near: Counter[MachineId] = Counter()
+        seen: set[MachineId] = set()
+        begin = end = 0
+        for each in accused:
+            while end < len(lately) and lately[end].at <= each.at + within_s:
+                near[lately[end].machine] += 1
+                end += 1
+            while lately[begin].at < each.at - within_s:
+                near[lately[begin].machine] -= 1
+                if not near[lately[begin].machine]:
+                    del near[lately[begin].machine]
+                begin += 1
+            if each.machine not in seen:
+                seen.add(each.machine)
+                yield each, near
 
     # --- what speaks against it ---
 
@@ -235,7 +265,7 @@ class _Guard:
         count = len(self._gone | {each.machine for each in self._lately})
         against = (
             f"{count} machines were accused within {self._minutes} minutes, which is not the"
-            f" machines: {self._in_common(too_many)}"
+            f" machines: {self._shared(too_many)}"
         )
         return Group(
             machines=tuple(names),
@@ -245,7 +275,7 @@ class _Guard:
             too_many=True,
         )
 
-    def _in_common(self, accused: Sequence[Accusation]) -> str:
+    def _shared(self, accused: Sequence[Accusation]) -> str:
         """What all of them share, as far as they say."""
         if len(accused) > 1:
             if cause := _only(each.cause for each in accused):

@@ -17,6 +17,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
+from msgspec.structs import replace
+
 from everstep.actions import (
     BackUpStep,
     InjectFault,
@@ -53,6 +55,8 @@ from everstep.core.agent_io import (
     SlotsRead,
 )
 from everstep.events import (
+    AlertCleared,
+    AlertRaised,
     BackupFailed,
     BadNumber,
     EvidenceFound,
@@ -92,6 +96,8 @@ FINDINGS_MAX = 100
 """Of one generation."""
 NUMBERS_MAX = 50
 """Steps whose numbers are told at a time: the newest ones."""
+UNSAID_MAX = 200
+"""What checks say that is kept while there is no controller: the newest."""
 REPORT_EVERY_S: Seconds = 1.0
 """Progress is told at most this often, except the first step of a generation."""
 
@@ -138,6 +144,7 @@ class AgentCore:
         self._numbers: tuple[Numbers, ...] = ()
         self._numbers_told_at: Seconds = float("-inf")
         self._bad_told: tuple[Generation, BadNumber | None, BadNumber | None] | None = None
+        self._unsaid: list[tuple[Seconds, AlertRaised | AlertCleared]] = []
         self._out: list[AgentAction] = []
 
     def handle(self, event: AgentEvent, now: Seconds) -> list[AgentAction]:
@@ -405,10 +412,25 @@ class AgentCore:
             )
 
     def checks_read(self, event: ChecksRead, now: Seconds) -> None:
-        """Of the machine, whatever generation it runs."""
-        del now
+        """Of the machine, whatever generation it runs.
+
+        Kept while there is no controller: one that has not heard of this machine could not note it,
+        and what waits grows older.
+        """
+        if self._alone_since is not None:
+            self._unsaid = [*self._unsaid, *((now, said) for said in event.said)][-UNSAID_MAX:]
+            return
         for said in event.said:
             self._say(said, "checks")
+
+    def _say_unsaid(self, now: Seconds) -> None:
+        unsaid, self._unsaid = self._unsaid, []
+        for since, said in unsaid:
+            if isinstance(said, AlertRaised):
+                older = replace(said.alert, age_s=said.alert.age_s + now - since)
+                self._say(replace(said, alert=older), "checks")
+            else:
+                self._say(said, "checks")
 
     def groups_read(self, event: GroupsRead, now: Seconds) -> None:
         del now
@@ -420,11 +442,11 @@ class AgentCore:
 
     def controller_connected(self, event: ControllerConnected, now: Seconds) -> None:
         """Another controller may not have heard of the groups: nobody journals one machine's."""
-        del now
         self.term = max(self.term, event.term)
         self._alone_since = None
         if self._groups is not None and self._groups.generation == self.generation:
             self._say(self._groups, str(self.generation))
+        self._say_unsaid(now)
 
     def controller_disconnected(self, event: ControllerDisconnected, now: Seconds) -> None:
         del event

@@ -26,9 +26,9 @@ BY_ITSELF = "agent"
 """The source of a machine's own checks."""
 OWN_SOURCES = frozenset({BY_ITSELF, "node service"})
 """Who speaks of a machine from within it."""
-CALM_MAX = 50
-"""Alerts within one second after each of which is decided anew. When a switch or a storage of ten
-thousand machines goes, all of them speak at once: then at the end of the second."""
+JUDGED_MAX = 20_000
+"""Machines with alerts that are judged within one second. When a storage of ten thousand machines
+goes, all of them speak at once: then once more at the end of the second."""
 _WEIGHT = {Verdict.ERROR: 0, Verdict.WARN: 1, Verdict.USER: 2, Verdict.JOB: 3, Verdict.SUSPECT: 4}
 """Of what there is no room for, the lightest is dropped."""
 _HEAVIEST = 5
@@ -61,7 +61,6 @@ def alert_raised(state: State, event: AlertRaised, now: Seconds) -> None:
     if machine is None or alert.result.verdict is Verdict.INFO:
         return
     _forget_old(state, machine, now)
-    _count(state, now)
     at = now - max(0.0, alert.age_s)
     known = _find(machine, alert.source, alert.result.check, alert.result.item)
     if known is not None and not _is_news(known, alert, at):
@@ -77,17 +76,18 @@ def alert_raised(state: State, event: AlertRaised, now: Seconds) -> None:
     known.alert, known.event, known.at = alert, state.seq, max(known.at, at)
 
 
-def _count(state: State, now: Seconds) -> None:
-    second = math.floor(now)
-    state.flood = Flood(
-        second=second, alerts=1 + (state.flood.alerts if state.flood.second == second else 0)
-    )
+def count_event(state: State, now: Seconds) -> None:
+    """Something was told, whatever it is: rules are asked."""
+    second, flood = math.floor(now), state.flood
+    events = flood.events + 1 if flood.second == second else 1
+    state.flood = Flood(second=second, events=events)
 
 
 def flooded_until(state: State) -> Seconds:
     """Until when nobody is judged by checks alone, since so much is being said; long ago: go on."""
     flood = state.flood
-    return flood.second + 1.0 if flood.alerts > CALM_MAX else 0.0
+    many = flood.events > 1 and flood.events * len(state.alerted) > JUDGED_MAX
+    return flood.second + 1.0 if many else 0.0
 
 
 def _is_news(known: Noted, alert: Alert, at: Seconds) -> bool:
@@ -101,7 +101,6 @@ def _is_news(known: Noted, alert: Alert, at: Seconds) -> bool:
 def alert_cleared(state: State, event: AlertCleared, now: Seconds) -> None:
     """It holds no more; that it was there still counts for a while."""
     machine = state.machines.get(event.machine)
-    _count(state, now)
     known = machine and _find(machine, event.source, event.check, event.item)
     if known and known.cleared_at is None:
         known.cleared_at = now

@@ -58,8 +58,9 @@ def _waited(d: Deciding, accusation: Accusation) -> bool:
 
 def due_later(state: State) -> Iterator[Seconds]:
     """When accusations may be decided that wait, for others' or for the end of a flood."""
-    yield flooded_until(state)
-    for name in state.alerted:
+    flooded = flooded_until(state)
+    yield flooded
+    for name in () if flooded else state.alerted:
         machine = state.machines[name]
         told = [(noted.alert.result.cause, noted.since) for noted in machine.alerts]
         told += [(strike.alert.result.cause, strike.at) for strike in machine.strikes]
@@ -93,7 +94,8 @@ def tell_of_accused(d: Deciding) -> list[ControllerAction]:
     if not (state.alerted or state.evidence) or (state.phase is Phase.STOPPING and state.awaiting):
         return []
     for group in _groups(d):
-        if group.against and group.about not in state.paged:
+        certain = group.unit or group.too_many or _stopped(state) or _waited(d, group.accusation)
+        if group.against and certain and group.about not in state.paged:
             names = named(group.machines)
             goes = "goes" if len(group.machines) == 1 else "go"
             why = f"{group.why}; {group.against}, so {names} {goes} on for now"
@@ -104,6 +106,8 @@ def tell_of_accused(d: Deciding) -> list[ControllerAction]:
 
 def tell_of_alerts(d: Deciding) -> list[ControllerAction]:
     """What is no machine's fault, once for all machines that say it."""
+    if d.now < flooded_until(d.state):
+        return []
     holding = of_whole_job(d.state)
     told = {matter(noted) for noted in holding if noted.told}
     for noted in holding:

@@ -22,7 +22,7 @@ from everstep.actions import (
     StartRanks,
     StopRanks,
 )
-from everstep.core.alerts import alert_cleared, alert_raised, machine_came
+from everstep.core.alerts import alert_cleared, alert_raised, count_event, machine_came
 from everstep.core.copied import (
     backup_failed,
     persist_failed,
@@ -81,6 +81,7 @@ def observe(state: State, event: ControllerEvent, now: Seconds) -> None:
     if isinstance(event, JobSubmitted):
         _job_submitted(state, event, now)
     elif state.spec is not None and _answers_its_order(state, event):
+        count_event(state, now)
         _OBSERVERS[type(event)](state, event, now)
 
 

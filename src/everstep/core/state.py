@@ -252,11 +252,11 @@ class Expelled(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Flood(msgspec.Struct, kw_only=True, frozen=True):
-    """How much is being said by checks."""
+    """How much is being said."""
 
     second: int = 0
     """The newest in which anything was."""
-    alerts: int = 0
+    events: int = 0
     """In it."""
 
 

@@ -159,11 +159,8 @@ def draw(seed: int) -> Options:
         policy=_policy(rng),
     )
     script = _script(rng)
-    harms = tuple(harm for harm in _COMMON if rng.random() < 0.4)
-    harms += tuple(harm for harm in _RARE if rng.random() < 0.15)
-    harms += tuple(harm for harm in _LATER if later.random() < 0.3)
     checks = Random(f"checks of {seed}")  # noqa: S311 -- the same
-    harms += tuple(harm for harm in _CHECKS if checks.random() < 0.3)
+    harms = _harms(rng, later, checks)
     return Options(
         seed=seed,
         spec=spec,
@@ -192,6 +189,18 @@ def draw(seed: int) -> Options:
         snapshot_every=rng.choice([3, 20, 1000]),
         kernel_of=checks.choice([1, 1, 2, 100]),
         groups=_groups(more, nnodes * nproc),
+    )
+
+
+def _harms(rng: Random, later: Random, checks: Random) -> tuple[Harm, ...]:
+    chances = (
+        (_COMMON, rng, 0.4),
+        (_RARE, rng, 0.15),
+        (_LATER, later, 0.3),
+        (_CHECKS, checks, 0.3),
+    )
+    return tuple(
+        harm for harms, dice, chance in chances for harm in harms if dice.random() < chance
     )
 
 

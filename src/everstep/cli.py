@@ -215,7 +215,7 @@ def diagnose(
 
 
 class CheckFlags(NamedTuple):
-    """Flags of `everstep check`: with --serve the last two, else all others."""
+    """Flags of `everstep check`; --group is for --serve alone."""
 
     only: Annotated[
         list[str] | None,
@@ -234,6 +234,7 @@ class CheckFlags(NamedTuple):
     time_limit: Annotated[
         float, typer.Option(metavar="S", min=1.0, help="For all checks together.")
     ] = checks.TIME_LIMIT_S
+    everything: Annotated[bool, typer.Option("--all", help="Show what passed, too.")] = False
     list_all: Annotated[bool, typer.Option("--list", help="Show all checks and limits.")] = False
     drain: Annotated[
         bool, typer.Option("--drain", help="Drain this node in Slurm if it should get no work.")
@@ -244,7 +245,7 @@ class CheckFlags(NamedTuple):
         bool, typer.Option("--serve", help="Be the node service: the kernel log for other users.")
     ] = False
     socket: Annotated[
-        Path, typer.Option(metavar="PATH", readable=False, help="Where the node service listens.")
+        Path, typer.Option(metavar="PATH", readable=False, help="Where a node service listens.")
     ] = checks.DEFAULT_SOCKET
     group: Annotated[
         str, typer.Option(metavar="NAME", help="Who may ask the node service; default: everybody.")
@@ -270,8 +271,10 @@ def check(flags: CheckFlags) -> None:
         limits=flags.limits,
         state=flags.state,
         root=flags.root,
+        socket=flags.socket,
         time_limit_s=flags.time_limit,
         json=flags.json,
+        everything=flags.everything,
         drain=flags.drain,
         dry_run=flags.dry_run,
     )

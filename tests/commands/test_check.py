@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
 import signal
 
 import pytest
+from rich.console import Console
 
-from everstep.commands.check_report import Absent, Unseen, lines, report, worst
+from everstep.commands.check_report import Absent, Unseen, lines, report, tables, worst
+from everstep.commands.screen import console
 from everstep.diagnosis.words import Category, Verdict
 from everstep.health import Result
 from tests.commands.odd_checks import ODD_CHECKS
@@ -18,11 +21,26 @@ from tests.commands.odd_host import DEADLINE_S, Host, left, wait_until
 # --- exit codes and the first line ---------------------------------------------------------------
 
 
-def test_a_healthy_machine_is_told_in_one_line_and_a_table(host: Host) -> None:
+def test_a_healthy_machine_is_told_in_few_lines(host: Host) -> None:
     host.says("counter", 5)
     code, out = host.check("--only", "odd.growth")
+    assert (code, out) == (0, "EVERSTEP OK - 1 check passed\n--all shows what passed as well\n")
+
+
+def test_what_passed_is_shown_if_somebody_wants_it(host: Host) -> None:
+    host.says("counter", 5)
+    code, out = host.check("--only", "odd.growth", "--all")
     assert (code, out.splitlines()[0]) == (0, "EVERSTEP OK - 1 check passed")
-    assert re.search(r"odd\.growth +pass +it grew by 0", out)
+    assert re.search(r"pass +odd\.growth +it grew by 0", out)
+    assert "--all" not in out
+
+
+def test_what_failed_stands_beside_what_to_do(host: Host) -> None:
+    host.says("counter", 5)
+    host.check("--only", "odd.growth")
+    host.says("counter", 50)
+    _, out = host.check("--only", "odd.growth")
+    assert re.search(r"suspect +odd\.growth +it grew by 45.*\n +Look at the counter\.", out)
 
 
 @pytest.mark.parametrize(("grown", "code"), [(0, 0), (1000, 2)])
@@ -44,7 +62,7 @@ def test_what_this_machine_does_not_have_is_neither_good_nor_bad(host: Host) -> 
 
 def test_many_absent_signals_of_one_topic_are_counted() -> None:
     gone = Absent(checks=("gpu.a", "gpu.b", "gpu.c", "gpu.d", "ib.port"), why="no such thing")
-    (line,) = lines(report([], [gone]))
+    (line,) = lines(report([], [gone]), everything=False)
     assert line == "absent here: 5: no such thing (4 of gpu, ib.port)"
 
 
@@ -193,7 +211,7 @@ def test_a_mistake_in_the_limits_is_unknown_and_not_critical(
         (["--time-limit", "soon"], "--time-limit"),
         (["--time-limit", "0"], "--time-limit"),
         (["--only", "gpu."], "--only gpu.: there is no such check"),
-        (["--limits", "/does/not/exist"], "/does/not/exist"),
+        (["--limits", "/does/not/exist"], "the limits in /does/not/exist cannot be read: No such"),
     ],
 )
 def test_a_wrong_flag_is_unknown_and_not_critical(host: Host, flags: list[str], says: str) -> None:
@@ -211,8 +229,8 @@ def test_help_is_no_alarm(host: Host) -> None:
 def test_the_list_has_every_check_with_its_limits(host: Host) -> None:
     code, out = host.check("--list")
     assert code == 0
-    assert re.search(r"odd\.growth +a counter grows \(counter\) +2 s +off=False", out)
-    assert "most=5" in out
+    assert re.search(r"odd\.growth +a counter grows \(counter\) +2 s +most=5\b", out)
+    assert out.splitlines()[-1].startswith("every check also has the limits off=False")
     listed = json.loads(host.check("--list", "--json")[1])
     assert [each["check"] for each in listed] == sorted(check.name for check in ODD_CHECKS)
 
@@ -229,7 +247,8 @@ def test_what_an_ordinary_user_may_not_see_is_said_and_is_no_alarm(host: Host) -
     assert code == 0
     assert out.startswith("EVERSTEP OK - 1 check passed, 1 not allowed\n")
     assert re.search(r"what this user cannot see: even\.secret: .*Permission denied", out)
-    assert "Run it as root, or let a node service see it" in out
+    assert "Permission denied: '" in out
+    assert "Run it as root." in out
     code, out = host.as_nobody("--only", "even.secret")
     assert code == 3, "nothing else was looked at"
 
@@ -262,6 +281,23 @@ def test_a_state_that_is_not_written_after_all_is_a_note(host: Host) -> None:
     assert "cannot be kept (it could not be written: is the disk full?)" in out
 
 
+def test_of_two_calls_at_once_one_writes_the_state(host: Host) -> None:
+    host.says("counter", 1)
+    host.check("--only", "odd.growth")
+    before = [file.read_bytes() for file in host.state.iterdir()]
+    other = os.open(host.state, os.O_RDONLY)
+    try:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        host.says("counter", 50)
+        told = host.told("--only", "odd.growth")
+        assert (told["status"], told["notes"]) == ("WARNING", [])
+        assert [file.read_bytes() for file in host.state.iterdir()] == before
+    finally:
+        os.close(other)
+    assert host.told("--only", "odd.growth")["status"] == "WARNING"
+    assert host.told("--only", "odd.growth")["status"] == "OK"
+
+
 def test_a_damaged_state_begins_anew(host: Host) -> None:
     host.says("counter", 1)
     host.check("--only", "odd.growth")
@@ -289,8 +325,8 @@ def test_without_a_flag_the_state_of_a_user_lies_where_such_things_lie(
 # --- the report, by itself -----------------------------------------------------------------------
 
 
-def result(check: str, verdict: Verdict, item: str = "") -> Result:
-    return Result(check=check, item=item, verdict=verdict, why="why", category=Category.NONE)
+def result(check: str, verdict: Verdict, item: str = "", why: str = "why") -> Result:
+    return Result(check=check, item=item, verdict=verdict, why=why, category=Category.NONE)
 
 
 @pytest.mark.parametrize(
@@ -313,13 +349,51 @@ def test_the_worst_result_is_the_status(verdicts: list[Verdict], status: str) ->
 
 def test_the_worst_results_come_first_and_three_are_named() -> None:
     results = [result("b.b", Verdict.INFO), result("a.a", Verdict.WARN)]
-    results += [result("c.c", Verdict.EVICT, str(number)) for number in range(4)]
+    results += [result("c.c", Verdict.EVICT, f"{number}", f"why {number}") for number in range(4)]
     told = report(
         results, [Absent(checks=("x.x",), why="none")], [Unseen(checks=("y.y",), why="", do="")]
     )
     assert [each.check for each in told.results] == ["c.c"] * 4 + ["a.a", "b.b"]
     assert told.summary == (
-        "EVERSTEP CRITICAL - c.c 0: why; c.c 1: why; c.c 2: why; ...; "
+        "EVERSTEP CRITICAL - c.c 0: why 0; c.c 1: why 1; c.c 2: why 2; ...; "
         "1 check passed, 2 failed, 1 not allowed, 1 absent"
     )
-    assert worst(told) == "c.c 0: why; c.c 1: why; c.c 2: why"
+    assert worst(told) == "c.c 0: why 0; c.c 1: why 1; c.c 2: why 2"
+
+
+def test_what_is_the_same_of_many_is_told_once() -> None:
+    lost = [result("gpu.lost", Verdict.EVICT, f"GPU {number}") for number in range(8)]
+    silent = [result(f"gpu.{name}", Verdict.ERROR, "GPU 0") for name in ("ecc", "power", "remap")]
+    told = report([*lost, *silent])
+    assert told.summary == (
+        "EVERSTEP CRITICAL - gpu.lost GPU 0 and 7 more: why; 1 failed, 3 could not run"
+    )
+    assert worst(told) == "gpu.lost GPU 0 and 7 more: why"
+    assert len(told.results) == 11, "programs get all"
+    screen = console()
+    with screen.capture() as shown:
+        for table in tables(told, everything=True):
+            screen.print(table)
+    _, *rows = shown.get().splitlines()
+    assert [" ".join(row.split()) for row in rows] == [
+        "evict gpu.lost GPU 0 and 7 more why",
+        "could not run gpu.ecc and 2 more, GPU 0 why",
+    ]
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_a_table_is_as_wide_as_the_terminal_and_cuts_nothing(columns: int) -> None:
+    failing = Result(
+        check="gpu.ecc_uncorrected",
+        item="GPU 0000:1b:00.0",
+        verdict=Verdict.EVICT,
+        why="it counts many errors " * 10 + "(END-OF-WHY)",
+        do="Look for a better one " * 10 + "(END-OF-DO)",
+    )
+    screen = Console(width=columns)
+    with screen.capture() as shown:
+        for table in tables(report([failing]), everything=False):
+            screen.print(table)
+    text = shown.get()
+    assert max(map(len, text.splitlines())) <= columns
+    assert {"gpu.ecc_uncorrected", "0000:1b:00.0", "(END-OF-WHY)", "(END-OF-DO)"} <= {*text.split()}

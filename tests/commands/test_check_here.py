@@ -8,18 +8,20 @@ import re
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from everstep.agent.checks import registry
-from everstep.commands.check_choice import read_limits
+from everstep.agent.checks.metrics import Seen, exposition
+from everstep.commands.check_choice import FOR_A_JOB, chosen, read_limits
 from tests.commands.odd_host import DEADLINE_S, ROOT, Host, wait_until
 from tests.house.documents import blocks
 
-CHECKS = frozenset(registry.CHECKS)
-"""The real ones: the fixture `host` replaces them."""
+CHECKS = frozenset(registry.CHECKS) - FOR_A_JOB
+"""The real ones that make sense alone: the fixture `host` replaces them."""
 
 
 # --- Slurm ---------------------------------------------------------------------------------------
@@ -105,6 +107,13 @@ def test_a_dry_run_shows_the_command(host: Host, slurm: Slurm) -> None:
     assert "note: Without --dry-run: scontrol update NodeName=n7 State=DRAIN 'Reason=" in out
 
 
+def test_a_dry_run_says_that_nothing_would_happen(host: Host, slurm: Slurm) -> None:
+    code, out = host.check("--only", "odd.growth", "--drain", "--dry-run")
+    assert code == 0
+    assert "note: Nothing here would drain this node." in out
+    assert slurm.calls == []
+
+
 def test_a_scontrol_that_fails_is_said_and_the_node_stays_critical(
     host: Host, slurm: Slurm
 ) -> None:
@@ -141,6 +150,12 @@ def test_as_nobody_every_check_says_something(host: Host) -> None:
     assert says_something(told) >= CHECKS
 
 
+def test_what_accuses_others_than_the_job_is_asked_only_by_its_name() -> None:
+    assert {check.name for check in chosen([], {})} == CHECKS
+    assert FOR_A_JOB.isdisjoint(check.name for check in chosen(["gpu"], {}))
+    assert {check.name for check in chosen(["gpu.memory_left"], {})} == {"gpu.memory_left"}
+
+
 def says_something(told: dict[str, Any]) -> set[str]:
     """Names of the checks that an answer has a word about."""
     assert re.match(r"EVERSTEP (OK|WARNING|CRITICAL|UNKNOWN) - ", told["summary"])
@@ -157,7 +172,8 @@ PAGE = ROOT / "docs" / "checks.md"
 
 def on_the_page(test: str) -> str:
     """The commands that this test tests."""
-    (block,) = [each for each in blocks() if each.mark.endswith(f"::{test}")]
+    ours = [each for each in blocks() if each.place.startswith("docs/checks.md:")]
+    (block,) = [each for each in ours if each.mark.endswith(f"::{test}")]
     return block.commands
 
 
@@ -203,22 +219,49 @@ def test_the_limits_on_the_page_are_right(tmp_path: Path) -> None:
     assert set(read_limits(file)) < CHECKS
 
 
-@pytest.mark.parametrize(("code", "passes"), [(0, True), (1, True), (2, False), (3, True)])
-def test_a_prolog_lets_warnings_pass(tmp_path: Path, code: int, passes: bool) -> None:
-    everstep = tmp_path / "everstep"
-    everstep.write_text(f"#!/bin/sh\nexit {code}\n")
-    everstep.chmod(0o755)
-    done = run_line(on_the_page("test_a_prolog_lets_warnings_pass"), tmp_path)
-    assert (done.returncode == 0) is passes
+@pytest.mark.parametrize("code", [0, 1, 2, 3, 126, 127, 130, 137])
+def test_a_prolog_fails_for_a_broken_machine_alone(tmp_path: Path, code: int) -> None:
+    stub(tmp_path, "everstep", f'echo "$@"; exit {code}')
+    done = run_line(on_the_page("test_a_prolog_fails_for_a_broken_machine_alone"), tmp_path)
+    assert (done.returncode != 0) is (code == 2)
+    assert done.stdout.startswith("check --drain ")
+
+
+def test_a_health_program_drains_and_logs(tmp_path: Path) -> None:
+    stub(tmp_path, "everstep", 'echo "$@"')
+    stub(tmp_path, "logger", 'echo "$@:"; cat')
+    done = run_line(on_the_page("test_a_health_program_drains_and_logs"), tmp_path)
+    assert done.stdout.startswith("-t everstep:\ncheck --drain ")
+
+
+@pytest.mark.parametrize("code", [0, 1, 2])
+def test_a_node_is_resumed_by_hand(tmp_path: Path, code: int) -> None:
+    stub(tmp_path, "everstep", f"exit {code}")
+    stub(tmp_path, "scontrol", 'echo "$@"')
+    done = run_line(on_the_page("test_a_node_is_resumed_by_hand"), tmp_path)
+    assert done.stdout == ("" if code else "update NodeName=node-07 State=RESUME\n")
+
+
+def stub(directory: Path, name: str, script: str) -> None:
+    (directory / name).write_text(f"#!/bin/sh\n{script}\n")
+    (directory / name).chmod(0o755)
+
+
+def test_metrics_on_the_page_exist() -> None:
+    seen = Seen(0.0, [], [], {}, {}, {})
+    families = set(re.findall(r"^# TYPE (\w+)", exposition(seen), re.MULTILINE))
+    assert families >= set(re.findall(r"\beverstep_check\w*", PAGE.read_text()))
 
 
 # --- the node service ----------------------------------------------------------------------------
 
 
-def test_a_node_service_is_run_by_the_command(tmp_path: Path) -> None:
-    socket_path = tmp_path / "node.sock"
+@pytest.fixture
+def node_socket(host: Host) -> Iterator[Path]:
+    """Of a node service as the page runs it."""
+    path = host.root / "node.sock"
     line = on_the_page("test_a_node_service_is_run_by_the_command")
-    words = line.replace("/run/everstep/node.sock", str(socket_path)).split()
+    words = line.replace("/run/everstep/node.sock", str(path)).split()
     assert words[0] == "everstep"
     process = subprocess.Popen(
         [sys.executable, "-m", *words],
@@ -227,16 +270,31 @@ def test_a_node_service_is_run_by_the_command(tmp_path: Path) -> None:
         text=True,
     )
     try:
-        wait_until(lambda: socket_path.exists() or process.poll() is not None)
-        with socket.socket(socket.AF_UNIX) as asked:
-            asked.settimeout(DEADLINE_S)
-            asked.connect(str(socket_path))
-            assert asked.recv(1) == b"{"
+        wait_until(lambda: path.exists() or process.poll() is not None)
+        yield path
     finally:
         process.terminate()
         _, err = process.communicate(timeout=DEADLINE_S)
     assert (process.returncode, err) == (0, "")
-    assert not socket_path.exists()
+    assert not path.exists()
+
+
+def test_a_node_service_is_run_by_the_command(node_socket: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as asked:
+        asked.settimeout(DEADLINE_S)
+        asked.connect(str(node_socket))
+        assert asked.recv(1) == b"{"
+
+
+def test_an_ordinary_user_sees_the_kernel_log_by_the_node_service(
+    host: Host, node_socket: Path
+) -> None:
+    flags = ["--json", "--only", "kernel.xid", "--root", "/"]
+    for socket_path, may in ((host.root / "nobody", False), (node_socket, True)):
+        _, out = host.as_nobody(*flags, "--socket", str(socket_path), module="everstep.cli")
+        told = json.loads(out)
+        assert bool(told["results"]) is may
+        assert bool(told["unseen"]) is not may
 
 
 def test_a_node_service_of_a_group_that_is_none_says_so(

@@ -8,6 +8,7 @@ twice, so that rates exist. Sources that may hang are asked in children, all at 
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import sys
 import time
@@ -48,7 +49,7 @@ _RIGHTS = ("permission denied", "operation not permitted", "only root")
 _NO_CHILD = "its child process"
 """What cannot be started here says nothing of the rights to look."""
 _COULD_NOT = "Find out why: until then nobody watches this here."
-_MAY_NOT = "Run it as root, or let a node service see it (everstep check --serve)."
+_MAY_NOT = "Run it as root."
 
 
 class Asked(NamedTuple):
@@ -58,8 +59,12 @@ class Asked(NamedTuple):
     limits: Path | None = None
     state: Path | None = None
     root: str = "/"
+    socket: Path = DEFAULT_SOCKET
+    """Of the node service, which is asked for what only root may read."""
     time_limit_s: Seconds = TIME_LIMIT_S
     json: bool = False
+    everything: bool = False
+    """Print what passed as well."""
     drain: bool = False
     dry_run: bool = False
 
@@ -72,11 +77,24 @@ def check(asked: Asked, environ: Mapping[str, str]) -> int:
     except KeyboardInterrupt:
         sys.stderr.write("everstep: interrupted; nothing is known of this machine.\n")
         return INTERRUPTED
-    if asked.drain and told.exit_code == Status.CRITICAL:
-        said = drain(check_report.worst(told), environ, dry_run=asked.dry_run).say
-        told = msgspec.structs.replace(told, notes=(*told.notes, said))
-    _print(told, json=asked.json)
+    if asked.drain:
+        told = _drained(told, environ, dry_run=asked.dry_run)
+    if asked.json:
+        print_json(told)
+    else:
+        _print(told, everything=asked.everything)
     return told.exit_code
+
+
+def _drained(told: Report, environ: Mapping[str, str], *, dry_run: bool) -> Report:
+    """With a note of what became of the node."""
+    if told.exit_code == Status.CRITICAL:
+        said = drain(check_report.worst(told), environ, dry_run=dry_run).say
+    elif dry_run:
+        said = "Nothing here would drain this node."
+    else:
+        return told
+    return msgspec.structs.replace(told, notes=(*told.notes, said))
 
 
 def show_list(*, json: bool) -> None:
@@ -85,6 +103,7 @@ def show_list(*, json: bool) -> None:
         print_json(listed())
     else:
         console().print(check_report.list_table(listed()))
+        sys.stdout.write("every check also has the limits off=False and at_most='evict'\n")
 
 
 def serve(socket: Path, group: str, root: str) -> None:
@@ -92,16 +111,13 @@ def serve(socket: Path, group: str, root: str) -> None:
     node.serve(socket, group, root)
 
 
-def _print(told: Report, *, json: bool) -> None:
-    if json:
-        print_json(told)
-        return
+def _print(told: Report, *, everything: bool) -> None:
     screen = console()
     screen.print(told.summary, soft_wrap=True, markup=False)
-    for table in check_report.tables(told.results):
+    for table in check_report.tables(told, everything=everything):
         screen.print(table)
-    for line in check_report.lines(told):
-        screen.print(line, soft_wrap=True, markup=False)
+    for line in check_report.lines(told, everything=everything):
+        screen.print(line, soft_wrap=not screen.is_terminal, markup=False)
 
 
 def _state_dir(asked: Asked, environ: Mapping[str, str]) -> Path:
@@ -115,11 +131,13 @@ class _Look:
     """One look at this machine."""
 
     def __init__(self, asked: Asked, checks: Sequence[AnyCheck], state: Path) -> None:
-        self._here = Here(root=asked.root, boot_id=boot_id(asked.root))
+        socket = str(asked.socket)
+        self._here = Here(root=asked.root, boot_id=boot_id(asked.root), node_socket=socket)
         self._limit_s = asked.time_limit_s
         self._state = state
         self._memory = ChecksMemory(state / _STATE_FILE, self._here.boot_id)
         self._notes: list[str] = []
+        self._lock = -1
         self._checks = checks
         self._sources = {name: make_source(name) for name in {each.source for each in checks}}
         remembered, self._former = self._remembered()
@@ -133,7 +151,9 @@ class _Look:
             await self._all()
         finally:
             await asyncio.gather(*(child.close() for child in self._children.values()))
-        self._keep()
+        if self._lock >= 0:
+            self._keep()
+            os.close(self._lock)
         results = [each for found in self._monitor.latest.values() for each in found]
         made = check_report.report(
             [_with_advice(each) for each in results if not _may_not(each)],
@@ -201,6 +221,7 @@ class _Look:
             self._state.mkdir(mode=0o700, parents=True, exist_ok=True)
             if not os.access(self._state, os.R_OK | os.W_OK | os.X_OK):
                 raise PermissionError(13, os.strerror(13))
+            self._lock = _locked(self._state)
         except OSError as error:
             self._note(error.strerror or str(error))
         remembered, children = self._memory.read({name: make_source(name) for name in SOURCES})
@@ -213,7 +234,7 @@ class _Look:
         histories = self._monitor.remembered().histories
         before = _version(self._state / _STATE_FILE)
         self._memory.write(Remembered(histories=histories), children)
-        if not self._notes and _version(self._state / _STATE_FILE) == before:
+        if _version(self._state / _STATE_FILE) == before:
             self._note("it could not be written: is the disk full?")
 
     def _note(self, why: str) -> None:
@@ -228,6 +249,20 @@ class _Look:
             if each.source in self._absent:
                 names.setdefault(self._absent[each.source], []).append(each.name)
         return [Absent(checks=tuple(checks), why=why) for why, checks in names.items()]
+
+
+def _locked(directory: Path) -> int:
+    """A descriptor that holds the lock; -1 if another call has it, which writes what it saw.
+
+    A prolog and a health program may run at the same time; two that write lose each other's.
+    """
+    held = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(held)
+        return -1
+    return held
 
 
 def _version(file: Path) -> tuple[int, int] | None:

@@ -16,6 +16,9 @@ from everstep.agent.checks.check import AnyCheck, MakeCheck
 from everstep.agent.checks.registry import CHECKS, SOURCES, make_checks
 from everstep.model import Seconds, UserError, Value
 
+FOR_A_JOB = frozenset({"gpu.memory_left"})
+"""They accuse whoever uses the machine besides the job: alone, that is the job itself."""
+
 
 class Listed(Value, frozen=True, kw_only=True):
     """One check as --list shows it."""
@@ -35,14 +38,22 @@ def listed() -> list[Listed]:
 
 
 def chosen(only: Sequence[str], limits: Mapping[str, Mapping[str, Any]]) -> list[AnyCheck]:
-    """Those that are not off and that one of the names means; UserError for a name of none."""
+    """Those that are not off and that one of the names means; UserError for a name of none.
+
+    Of those that need a job, only what is named in full.
+    """
     for name in only:
         if not any(_means(name, check) for check in CHECKS):
             raise UserError(
                 f"--only {name}: there is no such check; `everstep check --list` shows all"
             )
     made = make_checks(limits)
-    return [each for each in made if not only or any(_means(name, each.name) for name in only)]
+    return [
+        each
+        for each in made
+        if each.name in only
+        or (each.name not in FOR_A_JOB and (not only or any(_means(n, each.name) for n in only)))
+    ]
 
 
 def read_limits(file: Path | None) -> dict[str, dict[str, Any]]:
@@ -51,6 +62,8 @@ def read_limits(file: Path | None) -> dict[str, dict[str, Any]]:
         return {}
     try:
         content = tomllib.loads(file.read_text("utf-8"))
+    except OSError as error:
+        raise UserError(f"the limits in {file} cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{file} is no TOML: {error}") from error
     limits: dict[str, dict[str, Any]] = {}

@@ -6,12 +6,15 @@ HealthCheckProgram and most other monitors can use as well.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum
+from typing import NamedTuple
 
+import msgspec
 from rich.table import Table
 from rich.text import Text
 
+from everstep.agent.checks.check import Limits
 from everstep.commands.check_choice import Listed
 from everstep.diagnosis.words import Verdict
 from everstep.health import Result
@@ -34,8 +37,10 @@ class Status(IntEnum):
 _SEVERE = (Verdict.EVICT, Verdict.SUSPECT, Verdict.WARN, Verdict.JOB, Verdict.USER, Verdict.ERROR)
 _COLOURS = {Verdict.EVICT: "bold red", Verdict.SUSPECT: "yellow", Verdict.WARN: "yellow"}
 _WORDS = {Verdict.INFO: "pass", Verdict.ERROR: "could not run"}
+_COMMON = frozenset(field.name for field in msgspec.structs.fields(Limits))
+"""Limits that every check has: once below the list is enough."""
 NAMED = 3
-"""Failed checks that the first line names; the table has all."""
+"""Different failures that the first line names; the table has all."""
 
 
 class Absent(Value, frozen=True, kw_only=True):
@@ -94,29 +99,69 @@ def report(
 def worst(told: Report) -> str:
     """Why the machine should get no work, as a clause; for the reason of a drain."""
     evicting = [each for each in told.results if each.verdict is Verdict.EVICT]
-    return "; ".join(_short(each) for each in evicting[:NAMED])
+    return "; ".join(map(_short, _alike(evicting)[:NAMED]))
 
 
-def tables(results: Iterable[Result]) -> Iterator[Table]:
-    """What needs somebody, with what to do; then what passed."""
-    passed: list[Result] = []
-    others: list[Result] = []
+class Alike(NamedTuple):
+    """Results that say the same: one row, one clause."""
+
+    result: Result
+    """The first of them."""
+    checks: tuple[str, ...]
+    items: tuple[str, ...]
+
+    @property
+    def who(self) -> str:
+        """Check and item."""
+        between = ", " if len(self.checks) > 1 else " "
+        return between.join(filter(None, map(_and_more, (self.checks, self.items))))
+
+
+def _alike(results: Iterable[Result]) -> list[Alike]:
+    """In the order of their first.
+
+    Eight GPUs of one machine mostly fail for one reason. What cannot be read fails many checks.
+    """
+    groups: dict[tuple[str, ...], list[Result]] = {}
     for each in results:
-        (passed if each.verdict is Verdict.INFO else others).append(each)
+        check = "" if each.verdict is Verdict.ERROR else each.check
+        groups.setdefault((check, each.verdict, each.why, each.do), []).append(each)
+    return [
+        Alike(
+            group[0],
+            tuple(dict.fromkeys(each.check for each in group)),
+            tuple(dict.fromkeys(each.item for each in group if each.item)),
+        )
+        for group in groups.values()
+    ]
+
+
+def _and_more(names: Sequence[str]) -> str:
+    if not names:
+        return ""
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
+
+
+def tables(told: Report, *, everything: bool) -> Iterator[Table]:
+    """What needs somebody, with what to do; if asked for, every item that passed."""
+    others = [each for each in told.results if each.verdict is not Verdict.INFO]
     if others:
-        yield _table(others, {"what to do": lambda each: each.do})
-    if passed:
-        yield _table(passed, {})
+        yield _table(_alike(others), "why, and what to do")
+    passed = [each for each in told.results if each.verdict is Verdict.INFO]
+    if passed and everything:
+        yield _table([Alike(each, (each.check,), (each.item,)) for each in passed], "why")
 
 
-def _table(results: Iterable[Result], more: Mapping[str, Callable[[Result], str]]) -> Table:
+def _table(rows: Iterable[Alike], why: str) -> Table:
+    """Three columns, so that sentences stay readable on 80."""
     made = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("check", "item", "verdict", "why", *more):
+    made.add_column("verdict", no_wrap=True)
+    for column in ("check", why):
         made.add_column(column, overflow="fold")
-    for each in results:
+    for row in rows:
+        each = row.result
         verdict = Text(_WORDS.get(each.verdict, each.verdict), _COLOURS.get(each.verdict, ""))
-        rest = [Text(of(each)) for of in more.values()]
-        made.add_row(each.check, Text(each.item), verdict, Text(each.why), *rest)
+        made.add_row(verdict, Text(row.who), Text("\n".join(filter(None, (each.why, each.do)))))
     return made
 
 
@@ -125,20 +170,23 @@ def list_table(checks: Iterable[Listed]) -> Table:
     for column in ("check", "what it finds, and from where", "every", "limits"):
         made.add_column(column, overflow="fold")
     for each in checks:
-        limits = ", ".join(f"{name}={value!r}" for name, value in each.limits.items())
+        own = {name: value for name, value in each.limits.items() if name not in _COMMON}
+        limits = ", ".join(f"{name}={value!r}" for name, value in own.items())
         every = f"{each.every_s:g} s" if each.every_s else "at once"
         made.add_row(each.check, Text(each.about), every, Text(limits))
     return made
 
 
-def lines(told: Report) -> list[str]:
-    """What stands below the table."""
+def lines(told: Report, *, everything: bool) -> list[str]:
+    """What stands below the tables."""
     said = []
+    if not everything and any(each.verdict is Verdict.INFO for each in told.results):
+        said.append("--all shows what passed as well")
     if told.absent:
         count = sum(len(each.checks) for each in told.absent)
         reasons = "; ".join(f"{each.why} ({_counted(each.checks)})" for each in told.absent)
         said.append(f"absent here: {count}: {reasons}")
-    if told.silent:
+    if told.silent and everything:
         said.append(f"nothing to look at: {_names(told.silent)}")
     said += [
         f"what this user cannot see: {_names(each.checks)}: {each.why}. {each.do}".rstrip()
@@ -182,8 +230,9 @@ def _summary(
         "absent": sum(len(each.checks) for each in absent),
     }
     said = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
-    named = "; ".join(_short(each) for each in failed[:NAMED])
-    if named and len(failed) > NAMED:
+    groups = _alike(failed)
+    named = "; ".join(map(_short, groups[:NAMED]))
+    if len(groups) > NAMED:
         named += "; ..."
     first = said.replace(" passed", _checks(passed), 1) or "nothing to check"
     return f"EVERSTEP {status.name} - " + (f"{named}; {first}" if named else first)
@@ -193,10 +242,9 @@ def _checks(count: int) -> str:
     return " check passed" if count == 1 else " checks passed"
 
 
-def _short(result: Result) -> str:
-    """One result in the first line; `|` would begin the performance data of a Nagios plugin."""
-    item = f" {result.item}" if result.item else ""
-    return f"{result.check}{item}: {' '.join(result.why.split())}".replace("|", "/")
+def _short(said: Alike) -> str:
+    """For the first line; `|` would begin the performance data of a Nagios plugin."""
+    return f"{said.who}: {' '.join(said.result.why.split())}".replace("|", "/")
 
 
 def _names(checks: Sequence[str]) -> str:

@@ -104,13 +104,13 @@ def log(*lines: Line, clock: float = 1000.0, ours: Ours | None = None, **more: A
 
 
 def history(
-    now: KernelLog, first_seq: int = -1, past: KernelLog | None = None
+    now: KernelLog, first_seq: int = -1, past: KernelLog | None = None, unseen_s: float = 5.0
 ) -> History[KernelLog]:
     """`first_seq`: the newest record when this machine came to the job."""
     first = msgspec.structs.replace(now, seq=first_seq, lines=())
     return History(
         first=Stamped(at=now.clock - 500.0, sample=first),
-        past=() if past is None else (Stamped(at=now.clock - 5.0, sample=past),),
+        past=() if past is None else (Stamped(at=now.clock - unseen_s, sample=past),),
         now=Stamped(at=now.clock, sample=now),
     )
 

@@ -107,7 +107,7 @@ def test_a_container_knows_its_pod_by_its_id() -> None:
 def test_old_lines_weigh_less_and_say_so() -> None:
     result = one("critical medium error, dev sda, sector 12", first_seq=7)
     assert result.verdict is Verdict.SUSPECT
-    assert "seen before this job, at 999.0 s after boot" in result.why
+    assert "written before the first look, at 999.0 s after boot" in result.why
     assert one(HUNG, first_seq=7).verdict is Verdict.WARN
     assert one(HUNG, first_seq=6).verdict is Verdict.SUSPECT
 
@@ -209,10 +209,39 @@ def test_gpus_of_others_and_gpus_that_are_unknown_accuse_nobody() -> None:
     assert xids("NVRM: Xid (GPU-ffffffff-0c4b-4a4f-9d3c-0123456789ab): 95, pid=1, x") == []
 
 
+@pytest.mark.parametrize(
+    ("unseen_s", "written_s", "told"),
+    [
+        (5.0, 200.0, False),
+        (300.0, 200.0, True),  # a health program that looks every five minutes
+        (300.0, 301.0, False),
+        (90_000.0, 3500.0, True),
+        (90_000.0, 3700.0, False),  # repaired since, perhaps
+    ],
+)
+def test_what_was_written_since_the_look_before_is_told(
+    unseen_s: float, written_s: float, told: bool
+) -> None:
+    clock = 100_000.0
+    now = log(line(7, clock - written_s, LOST), clock=clock, ours=OURS)
+    seen = history(now, past=log(clock=clock - unseen_s), unseen_s=unseen_s)
+    verdicts = [result.verdict for result in judged("kernel.xid", seen)]
+    assert verdicts == ([Verdict.EVICT] if told else [])
+
+
+def test_rules_and_oom_kills_know_what_was_not_seen_yet() -> None:
+    killed = "Out of memory: Killed process 77 (python3) total-vm:9kB, anon-rss:9kB, file-rss:0kB"
+    lines = (line(7, 300.0, HUNG), line(8, 300.0, killed))
+    for unseen_s, told in ((5.0, False), (750.0, True)):
+        seen = history(log(*lines, ours=OURS), past=log(), unseen_s=unseen_s)
+        assert bool(judged("kernel.log", seen)) is told
+        assert bool(judged("kernel.oom", seen)) is told
+
+
 def test_an_old_xid_weighs_less() -> None:
     (result,) = xids(LOST, first_seq=1)
     assert result.verdict is Verdict.SUSPECT
-    assert "seen before this job" in result.why
+    assert "written before the first look" in result.why
 
 
 def test_what_the_driver_asks_for_decides() -> None:

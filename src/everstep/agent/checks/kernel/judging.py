@@ -9,6 +9,9 @@ from everstep.agent.checks.kernel.lines import KernelLog, Line
 from everstep.diagnosis.words import Verdict
 from everstep.model import Seconds
 
+UNSEEN_MAX_S: Seconds = 3600.0
+"""Between two looks, what was written in the last hour is news. Slurm's health programs run every
+few minutes; who looks once a day must not be told of what was repaired in the morning."""
 QUOTED = 160
 """Characters of a line in a reason."""
 WEAKER = {Verdict.EVICT: Verdict.SUSPECT, Verdict.SUSPECT: Verdict.WARN, Verdict.USER: Verdict.WARN}
@@ -24,6 +27,13 @@ def is_older_than_us(line: Line, history: History[KernelLog]) -> bool:
     return line.seq <= history.first.sample.seq
 
 
+def fresh(fresh_s: Seconds, history: History[KernelLog]) -> Seconds:
+    """How old a line may be: what was written since the look before has not been judged yet."""
+    if not history.past:
+        return fresh_s
+    return max(fresh_s, min(UNSEEN_MAX_S, history.now.at - history.past[-1].at))
+
+
 def age(line: Line, log: KernelLog) -> Seconds:
     return max(0.0, log.clock - line.at)
 
@@ -36,7 +46,7 @@ def quoted(line: Line) -> str:
 def when(line: Line, history: History[KernelLog]) -> str:
     """When it was written, for people; says so if that was before our time."""
     said = f"{line.at:.1f} s after boot"
-    return f"seen before this job, at {said}" if is_older_than_us(line, history) else said
+    return f"written before the first look, at {said}" if is_older_than_us(line, history) else said
 
 
 def of_boot(log: KernelLog) -> str:

@@ -43,7 +43,7 @@ class KernelLogCheck(Check[KernelLog, LogLimits]):
         fresh = [
             (table.rules[place], lines)
             for (place, _), lines in sorted(groups.items())
-            if judging.age(lines[-1], log) <= table.rules[place].fresh_s
+            if judging.age(lines[-1], log) <= judging.fresh(table.rules[place].fresh_s, history)
         ]
         old = len(groups) - len(fresh)
         all_told = self.passed(f"{log.read} lines read, {old} findings are too old to count")

@@ -33,9 +33,10 @@ class OomCheck(Check[KernelLog, OomLimits]):
     def judge(self, here: Here, history: History[KernelLog]) -> Iterable[Result]:
         del here
         log = history.now.sample
+        fresh_s = judging.fresh(self.limits.fresh_s, history)
         kills: dict[str, list[Line]] = {}
         for line in log.lines:
-            if line.rule in {WHY, KILLED} and judging.age(line, log) <= self.limits.fresh_s:
+            if line.rule in {WHY, KILLED} and judging.age(line, log) <= fresh_s:
                 kills.setdefault(line.names.get("pid", ""), []).append(line)
         results = [self._judge(pid, lines, history) for pid, lines in kills.items()]
         if not any(result.failed for result in results):

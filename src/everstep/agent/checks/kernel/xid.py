@@ -37,12 +37,14 @@ class XidCheck(Check[KernelLog, XidLimits]):
         lines = [line for line in log.lines if line.rule in {"xid", "gpu.bus"}]
         ours = [line for line in lines if address(line, log) in log.ours.pci]
         events = list(self._events(ours, history))
-        findings = judge_xids(events, history.now.at, self.limits)
+        fresh_s = judging.fresh(self.limits.fresh_s, history)
+        limits = msgspec.structs.replace(self.limits, fresh_s=fresh_s)
+        findings = judge_xids(events, history.now.at, limits)
         results = [self._in_time(finding.result(self), ours, history) for finding in findings]
         foreign = len(lines) - len(ours)
         if not results:
             also = f", {foreign} lines of others' GPUs" if foreign else ""
-            results.append(self.passed(f"no XID in {self.limits.fresh_s:.0f} s{also}"))
+            results.append(self.passed(f"no XID in {fresh_s:.0f} s{also}"))
         return results
 
     def _events(self, lines: list[Line], history: History[KernelLog]) -> Iterator[XidEvent]:
@@ -118,7 +120,8 @@ class SxidCheck(Check[KernelLog, SxidLimits]):
         fatal = [line for line in lines if _is_fatal(line)]
         soft = [line for line in lines if _is_soft(line)]
         recent = [line for line in soft if judging.age(line, log) <= self.limits.often_within_s]
-        if fatal and judging.age(fatal[-1], log) <= self.limits.fresh_s:
+        fresh_s = judging.fresh(self.limits.fresh_s, history)
+        if fatal and judging.age(fatal[-1], log) <= fresh_s:
             verdict, line, note = Verdict.EVICT, fatal[-1], "a fatal error of an NVSwitch"
         elif len(recent) >= self.limits.often:
             verdict, line = Verdict.SUSPECT, recent[-1]

@@ -185,6 +185,17 @@ def test_a_gpu_that_is_silent_on_the_bus_twice_is_lost() -> None:
     assert of_first("gpu.lost", over_time([machine(), gone, gone])).verdict is EVICT
 
 
+def test_a_site_may_say_how_many_gpus_there_must_be() -> None:
+    seven = NvmlSample(gpus=tuple(gpu(number) for number in range(7)))
+    assert judged("gpu.inventory", over_time([seven]))[""].verdict is PASS
+    few = judged("gpu.inventory", over_time([seven]), count=8)[""]
+    assert (few.verdict, few.why) == (EVICT, "7 GPUs, and 8 are expected here")
+    assert judged("gpu.inventory", over_time([NvmlSample()]), count=8)[""].verdict is EVICT
+    assert judged("gpu.inventory", over_time([machine()]), count=8)[""].verdict is PASS
+    starting = NvmlSample(starting_s=3.0)
+    assert judged("gpu.inventory", over_time([starting]), count=8)[""].verdict is ERROR
+
+
 def test_the_inventory_is_compared_with_the_start() -> None:
     seven = NvmlSample(gpus=machine().gpus[1:])
     result = judged("gpu.inventory", over_time([machine(), seven]))[""]

@@ -11,12 +11,22 @@ from everstep.diagnosis.words import Category, Verdict
 from everstep.health import Result
 
 
-class Inventory(Check[NvmlSample, Limits]):
-    """Count and identity against the first sample."""
+class InventoryLimits(Limits, frozen=True, kw_only=True):
+    """What gpu.inventory expects."""
+
+    count: int = 0
+    """GPUs that a machine must have; 0: as many as at first. A machine that boots with seven of its
+    eight is well by its own measure, and gets no job that wants eight (HPC sites' node checks
+    expect a number, too)."""
+
+
+class Inventory(Check[NvmlSample, InventoryLimits]):
+    """Count and identity against the first sample, and the site's number."""
 
     name = "gpu.inventory"
     source = "nvml"
     about = "the GPUs are those that were here at the start: count, address, UUID, serial number"
+    limits_type = InventoryLimits
 
     def judge(self, here: Here, history: History[NvmlSample]) -> Iterable[Result]:
         del here
@@ -25,12 +35,15 @@ class Inventory(Check[NvmlSample, Limits]):
         if now.silent_as_a_whole:
             yield self.could_not_run(now.silent_as_a_whole)
             return
-        if first is None:
-            yield self.passed("no GPU, as at the start")
-            return
-        if len(now.gpus) < len(first.sample.gpus):
+        if first is not None and len(now.gpus) < len(first.sample.gpus):
             gone = sorted(_names(first.sample) - _names(now))
             yield self._missing(len(first.sample.gpus), len(now.gpus), gone)
+            return
+        if len(now.gpus) < self.limits.count:
+            yield self._too_few(len(now.gpus))
+            return
+        if first is None:
+            yield self.passed("no GPU, as at the start")
             return
         changed = _changed(first.sample, now)
         if changed and history.past and changed == _changed(first.sample, history.past[-1].sample):
@@ -43,6 +56,15 @@ class Inventory(Check[NvmlSample, Limits]):
             Verdict.EVICT,
             Category.GPU_UNAVAILABLE,
             f"{are} of {were} GPUs are left; missing: {', '.join(gone) or 'unknown'}",
+            "Reboot the machine; if it stays so, ask the vendor.",
+            values={"gpus": float(are)},
+        )
+
+    def _too_few(self, are: int) -> Result:
+        return self.found(
+            Verdict.EVICT,
+            Category.GPU_UNAVAILABLE,
+            f"{are} GPUs, and {self.limits.count} are expected here",
             "Reboot the machine; if it stays so, ask the vendor.",
             values={"gpus": float(are)},
         )

@@ -43,7 +43,8 @@ class Result(Value, frozen=True, kw_only=True):
     counts: Counts = Counts.NEVER
     cause: str = ""
     """What machines with the same result may have in common, if that is more than themselves:
-    "boot 5f3a...", "nfs server:/data", "driver 570.86". Accusers with the same cause are one."""
+    "boot 5f3a..." (a host), "boot 5f3a... 0000:3b:00.0" (a device of it), "nfs server:/data",
+    "driver 570.86". Accusers with the same cause are one."""
     values: dict[str, float] = {}
     """Its numbers, for metrics: name with unit -> value."""
 

@@ -166,11 +166,15 @@ class PolicySpec(Value, frozen=True, kw_only=True):
     the machine can be reached holds until then."""
 
 
+CheckLimits = dict[str, dict[str, float | int | str | bool | list[str] | dict[str, str]]]
+"""Check -> limit -> value. Some limits are lists of names, or a verdict for each of them."""
+
+
 class ChecksSpec(Value, frozen=True, kw_only=True):
     """What agents check while ranks train, and how strictly."""
 
     on: bool = True
-    limits: dict[str, dict[str, float | int | str | bool]] = {}
+    limits: CheckLimits = {}
     """Check -> limit -> value, where a site wants another one than the check's own."""
     metrics_port: int = 0
     """Where each agent shows its results to Prometheus, on its machine's address; 0: nowhere."""

@@ -90,11 +90,15 @@ def test_limits_of_checks_are_read_however_their_tables_are_written(tmp_path: Pa
     file.write_text(
         '["net.link"]\nat_most = "warn"\n[net.flap]\nflaps = 3\n'
         "[gpu.heat]\noff = true\nmost = 90.5\n"
+        '["kernel.log"]\noff_rules = ["disk.io"]\nverdicts = { "disk.gone" = "warn" }\n'
+        '[gpu.xid.verdicts]\n94 = "evict"\n'
     )
     assert read_check_limits(str(file)) == {
         "net.link": {"at_most": "warn"},
         "net.flap": {"flaps": 3},
         "gpu.heat": {"off": True, "most": 90.5},
+        "kernel.log": {"off_rules": ["disk.io"], "verdicts": {"disk.gone": "warn"}},
+        "gpu.xid": {"verdicts": {"94": "evict"}},
     }
     assert read_check_limits("") == {}
 

@@ -200,6 +200,35 @@ def test_standbys_on_the_same_kernel_are_no_way_out() -> None:
     assert shown(state) == [("0 1 2", "boot k1", "the standbys run on the same kernel")]
 
 
+def test_a_device_of_a_host_is_one_accuser_of_those_that_use_it() -> None:
+    state = job("0@/k1 1@/k1 2@/k1 3@/k1", "4@/k2 5@/k1 6@/k2")
+    accuse(state, "1", cause="boot k1 0000:3b:00.0", check="kernel.xid")
+    assert shown(state) == [("1", "", "")], "the others do not say that they use it"
+    accuse(state, "2", cause="boot k1 0000:3b:00.0", check="kernel.xid")
+    assert shown(state) == [("1 2", "boot k1 0000:3b:00.0", "")]
+    accuse(state, "3", cause="boot k1 0000:5e:00.0", check="kernel.xid")
+    assert shown(state)[1:] == [("3", "", "")]
+
+
+def test_standbys_with_the_same_device_are_no_way_out() -> None:
+    state = job("0@/k1 1@/k1", "2@/k1 3@/k1")
+    accuse(state, "0 1 2 3", cause="boot k1 0000:3b:00.0", check="kernel.xid")
+    same = "the standbys share it"
+    assert shown(state) == [("0 1 2 3", "boot k1 0000:3b:00.0", same)]
+    accuse(state, "0", cause="boot k1")
+    assert shown(state) == [
+        ("0 1 2 3", "boot k1", "the standbys run on the same kernel"),
+        ("0 1 2 3", "boot k1 0000:3b:00.0", same),
+    ]
+
+
+def test_who_goes_with_its_kernel_goes_once() -> None:
+    state = job("0@/k1 1@/k1 2@/k2", "3@/k2 4@/k2")
+    accuse(state, "0 1", cause="boot k1 sda", check="kernel.log")
+    accuse(state, "1", cause="boot k1")
+    assert shown(state) == [("0 1", "boot k1", "")]
+
+
 def test_a_machine_on_such_a_kernel_can_still_go_for_its_own_sake() -> None:
     state = job("0@/k1 1@/k1", "2@/k2")
     accuse(state, "0", cause="boot k1", check="kernel.fault")

@@ -14,6 +14,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
+from pathlib import Path
 
 ETH, RAIL = "eth0", "rail0"
 _SUBNETS = {ETH: "10.78.0", RAIL: "10.79.0"}
@@ -28,6 +29,7 @@ class Network:
         self.leaves = leaves
         self._name = f"ev{os.getpid()}x{next(_numbers)}"
         self._wires = f"{self._name}w"
+        self._instead: dict[int, tuple[Path, str]] = {}
 
     def build(self) -> None:
         run("ip", "netns", "add", self._wires)
@@ -50,9 +52,18 @@ class Network:
     def leaf_of(self, host: int) -> int:
         return host * self.leaves // self.hosts
 
+    def show(self, host: int, directory: Path, place: str) -> None:
+        """Whatever is started on this host from now on finds that directory at this place."""
+        self._instead[host] = directory, place
+
     def inside(self, host: int) -> list[str]:
         """What to put before a command to run it on this host."""
-        return ["ip", "netns", "exec", self.namespace(host)]
+        words = ["ip", "netns", "exec", self.namespace(host)]  # mounts there are its own, too
+        if host in self._instead:
+            directory, place = self._instead[host]
+            words += ["sh", "-c", 'mount --bind "$0" "$1" && shift && exec "$@"']
+            words += [str(directory), place]
+        return words
 
     # --- what can happen to it ---
 

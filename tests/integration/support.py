@@ -18,7 +18,15 @@ from everstep.cluster.keepers import SETUP_NAME, controller_keeper, start_keeper
 from everstep.controller.views import IncidentsView, MachineView, StatusView
 from everstep.core.state import Phase
 from everstep.files import FileUnreadable, read_json, write_atomically
-from everstep.model import CheckpointSpec, Every, JobId, JobSpec, MachineId, PolicySpec
+from everstep.model import (
+    CheckpointSpec,
+    ChecksSpec,
+    Every,
+    JobId,
+    JobSpec,
+    MachineId,
+    PolicySpec,
+)
 from everstep.paths import Endpoint, JobPaths, JobResult
 from everstep.processes import Process, alive, command_line, everyone, read_pid_file
 
@@ -144,6 +152,7 @@ def job(
     nnodes: int = 2,
     standbys: int = 0,
     policy: PolicySpec | None = None,
+    checks: ChecksSpec | None = None,
 ) -> Iterator[Job]:
     """A job of stand-ins with one rank each; whatever the test did, nothing of it is left."""
     (root / "train.py").write_text(script)
@@ -160,6 +169,7 @@ def job(
         local=True,
         checkpoint=CheckpointSpec(directory=str(root / "checkpoints"), disk_every=Every()),
         policy=policy or PolicySpec(),
+        checks=checks or ChecksSpec(),
     )
     paths = JobPaths(root / "jobs", name)
     paths.root.mkdir(mode=0o700, parents=True)

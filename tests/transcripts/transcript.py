@@ -182,6 +182,7 @@ def _job(run: Transcript, names: list[str], fields: dict[str, str]) -> Iterator[
         nnodes=nnodes,
         nproc_per_node=nproc,
         standbys=int(fields.get("standbys", "0")),
+        local="local" in fields,
         checkpoint=CheckpointSpec(
             directory="/checkpoints",
             disk_every=_every(fields.get("disk_every", "0")),

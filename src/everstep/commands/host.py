@@ -21,13 +21,12 @@ import msgspec
 from everstep.commands.flags import RunFlags
 from everstep.commands.plan import (
     Address,
-    CheckLimits,
     HostFacts,
     Plan,
     endpoint_of,
     is_unit,
 )
-from everstep.model import UserError
+from everstep.model import CheckLimits, UserError
 
 _GPU_FILE = re.compile(r"nvidia\d+")
 _ANY_PORT = 9
@@ -60,7 +59,8 @@ def read_check_limits(file: str) -> CheckLimits:
         raise UserError(f"--check-limits {file} is not TOML: {error}.") from error
     found: dict[str, object] = {}
     for name, table in tables.items():
-        inner = isinstance(table, dict) and any(isinstance(each, dict) for each in table.values())
+        tables_inside = isinstance(table, dict) and any(isinstance(t, dict) for t in table.values())
+        inner = tables_inside and "." not in name  # else they are a limit of the check
         found |= {f"{name}.{key}": each for key, each in table.items()} if inner else {name: table}
     try:
         return msgspec.convert(found, CheckLimits)

@@ -19,6 +19,7 @@ from everstep.checkpoint.tier import FILE, TierFailed, is_url, tier_at
 from everstep.commands.flags import RunFlags
 from everstep.core.groups import layout_of
 from everstep.model import (
+    CheckLimits,
     CheckpointSpec,
     ChecksSpec,
     Every,
@@ -36,7 +37,6 @@ STATIC_PORT = 29500
 """torchrun's --master-port."""
 C10D_PORT = 29400
 """torchrun's port of a c10d endpoint that names none."""
-CheckLimits = dict[str, dict[str, float | int | str | bool]]
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,47}")
 _UNIT = re.compile(r"[a-z][a-z0-9_-]*:[^\s:,]+")
 _RDZV_KEYS = ("is_host", "join_timeout")

@@ -3,7 +3,8 @@
 False evictions are the expensive mistake. Asked by evicting.py with all that speaks against
 machines; it answers with groups that go together, or with what speaks against that:
 
-1. an accusation of a kernel means every machine on it (local stand-ins share one);
+1. an accusation of a kernel means every machine on it (local stand-ins share one), and one of a
+   part of its host, a GPU say, means those that name the same part;
 2. accusations of most of one switch or rack, and of few machines outside, mean that unit;
 3. too many at once are not the machines but what they share;
 4. nobody is evicted without a machine that can take the place.
@@ -16,6 +17,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from everstep.core.alerts import (
+    BOOT,
     BY_ITSELF,
     Accusation,
     accusations,
@@ -26,8 +28,6 @@ from everstep.core.alerts import (
 from everstep.core.state import Machine, State
 from everstep.model import MachineId, Seconds, Value
 
-BOOT = "boot "
-"""Begins the cause of what is true of a kernel."""
 MOST = 0.5
 """Accusations of more than this share of a unit mean the unit (ByteRobust evicts by switch)."""
 OUTSIDE_SHARE = 0.1
@@ -76,7 +76,8 @@ def waits_until(state: State, cause: str, at: Seconds) -> Seconds:
 
     At a full second: what many say within one is one moment.
     """
-    shared = cause and not cause.startswith(BOOT)
+    of_kernel = cause.startswith(BOOT)
+    shared = (state.job.local and _part_in(cause)) if of_kernel else cause
     return float(math.ceil(at + state.job.policy.common_cause_s)) if shared else at
 
 
@@ -111,7 +112,7 @@ class _Guard:
 
     def groups(self) -> list[Group]:
         left = list(self._accused)
-        found = list(self._kernels(left))
+        found = self._kernels(left)
         kernels = {group.unit for group in found}
         left = [each for each in _without(left, found) if each.cause not in kernels]
         found += self._unit(left)
@@ -121,21 +122,29 @@ class _Guard:
 
     # --- whom it means ---
 
-    def _kernels(self, accused: Sequence[Accusation]) -> Iterator[Group]:
-        by_kernel: dict[str, Accusation] = {}
+    def _kernels(self, accused: Sequence[Accusation]) -> list[Group]:
+        """Kernels first: who goes with one needs no other reason."""
+        alike: dict[str, list[Accusation]] = {}
         for each in accused:
             if each.cause.startswith(BOOT):
-                by_kernel.setdefault(each.cause, each)
-        for kernel, first in by_kernel.items():
-            machines = self._in_unit(kernel)
+                alike.setdefault(each.cause, []).append(each)
+        found: list[Group] = []
+        going: set[MachineId] = set()
+        for cause, said in sorted(alike.items(), key=lambda item: bool(_part_in(item[0]))):
+            part = _part_in(cause)
+            machines = self._who_say(said) if part else self._in_unit(cause)
+            machines = [machine for machine in machines if machine.machine not in going]
             if len(machines) < 2:
                 continue
-            yield self._together(
-                machines,
-                first,
-                kernel,
-                f"{named(_names(machines))} run on one kernel, and {first.why}",
-            )
+            share = f"share {part} of one host" if part else "run on one kernel"
+            why = f"{named(_names(machines))} {share}, and {said[0].why}"
+            found.append(self._together(machines, said[0], cause, why))
+            if not found[-1].against:
+                going.update(_names(machines))
+        return found
+
+    def _who_say(self, accused: Iterable[Accusation]) -> list[Machine]:
+        return [self._state.machines[name] for name in {each.machine: None for each in accused}]
 
     def _unit(self, accused: Sequence[Accusation]) -> Iterator[Group]:
         """The smallest unit that the accusations mean, if it can go as one."""
@@ -248,8 +257,8 @@ class _Guard:
         ready = len(self._ready_without(machines))
         if ready >= self._wanted + _members(machines):
             return ""
-        if unit.startswith(BOOT) and len(self._ready) > ready:
-            return "the standbys run on the same kernel"
+        if unit.startswith(BOOT) and len(machines) > _members(machines):
+            return f"the standbys {'share it' if _part_in(unit) else 'run on the same kernel'}"
         return NO_STANDBY
 
     def _ready_without(self, machines: Sequence[Machine]) -> list[Machine]:
@@ -288,6 +297,11 @@ class _Guard:
                 if all(unit in machine.units for machine in machines):
                     return f"all of them are of {unit}"
         return "a switch, a driver, the code"
+
+
+def _part_in(cause: str) -> str:
+    """The part of a host that the cause names beside its kernel; empty: none."""
+    return cause.removeprefix(BOOT).partition(" ")[2]
 
 
 def _without(accused: Iterable[Accusation], groups: Iterable[Group]) -> list[Accusation]:

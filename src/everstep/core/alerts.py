@@ -26,6 +26,8 @@ BY_ITSELF = "agent"
 """The source of a machine's own checks."""
 OWN_SOURCES = frozenset({BY_ITSELF, "node service"})
 """Who speaks of a machine from within it."""
+BOOT = "boot "
+"""Begins the cause of what is true of a kernel; after its id may follow a part of its host."""
 JUDGED_MAX = 20_000
 """Machines with alerts that are judged within one second. When a storage of ten thousand machines
 goes, all of them speak at once: then once more at the end of the second."""
@@ -194,21 +196,21 @@ def accusations(state: State, now: Seconds, decided_at: Seconds | None = None) -
         for noted in machine.alerts:
             over = noted.cleared_at
             if over is None or (decided_at is not None and over >= decided_at):
-                found += _against(machine, noted, slow)
+                found += _against(state, machine, noted, slow)
         if machine.strikes:
             found += _struck_twice(state, machine, since)
     return sorted(found, key=lambda accusation: accusation.at)
 
 
 def _against(
-    machine: Machine, noted: Noted, slow: tuple[Seconds, str] | None
+    state: State, machine: Machine, noted: Noted, slow: tuple[Seconds, str] | None
 ) -> Iterator[Accusation]:
     result = noted.alert.result
     if result.verdict is Verdict.EVICT:
-        yield _accusation(machine, noted, noted.since, sentence(noted.alert))
+        yield _accusation(state, machine, noted, noted.since, sentence(noted.alert))
     elif slow and result.counts is Counts.WITH_SLOWDOWN and result.verdict in _TOLERATED:
         at = max(noted.since, slow[0])
-        yield _accusation(machine, noted, at, f"{sentence(noted.alert)}, and {slow[1]}")
+        yield _accusation(state, machine, noted, at, f"{sentence(noted.alert)}, and {slow[1]}")
 
 
 def _struck_twice(state: State, machine: Machine, since: Seconds) -> Iterator[Accusation]:
@@ -221,21 +223,31 @@ def _struck_twice(state: State, machine: Machine, since: Seconds) -> Iterator[Ac
         apart_s = strike.at - former.get(strike.alert.source, float("-inf"))
         if apart_s <= within_s:
             why = f"{sentence(strike.alert)}, for the second time in {apart_s:.0f} s"
-            yield _accusation(machine, strike, strike.at, why)
+            yield _accusation(state, machine, strike, strike.at, why)
             return
         former[strike.alert.source] = strike.at
 
 
-def _accusation(machine: Machine, told: Noted | Strike, at: Seconds, why: str) -> Accusation:
+def _accusation(
+    state: State, machine: Machine, told: Noted | Strike, at: Seconds, why: str
+) -> Accusation:
     return Accusation(
         machine=machine.machine,
         at=at,
         event=told.event,
         why=why,
-        cause=told.alert.result.cause,
+        cause=cause_of(state, machine, told.alert),
         source=told.alert.source,
         struck=isinstance(told, Strike),
     )
+
+
+def cause_of(state: State, machine: Machine, alert: Alert) -> str:
+    """What others may share. Stand-ins share a host: what one sees of it, all of them will see."""
+    result = alert.result
+    if result.cause or not state.job.local or alert.source not in OWN_SOURCES:
+        return result.cause
+    return f"{BOOT}{machine.boot_id} {result.item or f'what {result.check} looks at'}"
 
 
 def sentence(alert: Alert) -> str:

@@ -12,8 +12,10 @@ from collections.abc import Iterator, Sequence
 from everstep.actions import ControllerAction, EvictMachine, PageHuman
 from everstep.core.accusers import Group, groups_of, lies_in, named, waits_until
 from everstep.core.alerts import (
+    BOOT,
     Accusation,
     accusations,
+    cause_of,
     doubts,
     flooded_until,
     matter,
@@ -48,8 +50,13 @@ def _due(d: Deciding) -> list[Group]:
     return [
         group
         for group in _groups(d)
-        if not group.against and (group.unit or _waited(d, group.accusation))
+        if not group.against and (_is_certain(group) or _waited(d, group.accusation))
     ]
+
+
+def _is_certain(group: Group) -> bool:
+    """Whether others can change nothing: enough have spoken. Of a host's part more may speak."""
+    return bool(group.unit) and not group.unit.startswith(BOOT)
 
 
 def _waited(d: Deciding, accusation: Accusation) -> bool:
@@ -62,9 +69,10 @@ def due_later(state: State) -> Iterator[Seconds]:
     yield flooded
     for name in () if flooded else state.alerted:
         machine = state.machines[name]
-        told = [(noted.alert.result.cause, noted.since) for noted in machine.alerts]
-        told += [(strike.alert.result.cause, strike.at) for strike in machine.strikes]
-        yield from (waits_until(state, cause, at) for cause, at in told if cause)
+        told = [(noted.alert, noted.since) for noted in machine.alerts]
+        told += [(strike.alert, strike.at) for strike in machine.strikes]
+        causes = ((cause_of(state, machine, alert), at) for alert, at in told)
+        yield from (waits_until(state, cause, at) for cause, at in causes if cause)
 
 
 def story(group: Group) -> str:
@@ -94,8 +102,9 @@ def tell_of_accused(d: Deciding) -> list[ControllerAction]:
     if not (state.alerted or state.evidence) or (state.phase is Phase.STOPPING and state.awaiting):
         return []
     for group in _groups(d):
-        certain = group.unit or group.too_many or _stopped(state) or _waited(d, group.accusation)
-        if group.against and certain and group.about not in state.paged:
+        certain = _is_certain(group) or group.too_many or _stopped(state)
+        told = group.about in state.paged
+        if group.against and not told and (certain or _waited(d, group.accusation)):
             names = named(group.machines)
             goes = "goes" if len(group.machines) == 1 else "go"
             why = f"{group.why}; {group.against}, so {names} {goes} on for now"

@@ -35,6 +35,8 @@ class WordsSource(Source[Words]):
         text = here.path("/words").read_text()
         if text == "defect":
             raise KeyError(text)
+        if text == "secret":
+            raise PermissionError(text)
         return Words(verdicts=dict(line.split(" ", 1) for line in text.splitlines()))
 
 

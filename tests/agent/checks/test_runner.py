@@ -152,6 +152,14 @@ def test_a_source_that_cannot_be_read_costs_its_own_checks_only(machine: Machine
     assert not runner.monitor.could_not_run["test.pid"]
 
 
+def test_the_log_says_once_what_cannot_be_read(
+    machine: Machine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine.write("words", "secret")
+    machine.run(lambda runner: runner.counts["words"].not_sampled >= 3)
+    assert capsys.readouterr().out.count("source words: secret") == 1
+
+
 def test_what_is_absent_is_asked_for_again_and_what_was_there_is_not(machine: Machine) -> None:
     def absent(runner: Runner) -> bool:
         return runner.counts["words"].absent == "there are no words"

@@ -45,7 +45,7 @@ ERROR_PAUSE_S: Seconds = 1.0
 """Least pause after a sample that could not be taken."""
 
 NOTED_MAX = 100
-"""Lines in the agent's log about defective sources."""
+"""Lines in the agent's log about sources that are defective or cannot be read."""
 
 
 class Job(NamedTuple):
@@ -188,7 +188,7 @@ class Runner:
         good = not isinstance(taken, Failed | Unanswered)
         if isinstance(taken, Failed):
             counts.not_sampled += 1
-            self._note_defect(name, taken)
+            self._note(name, taken)
             said = self._monitor.not_sampled(name, taken.why, at)
         elif isinstance(taken, Unanswered):
             counts.unanswered += 1
@@ -206,14 +206,17 @@ class Runner:
         """What the source says of the silence of its child."""
         result = attempt(lambda: source.unanswered(silence.for_s, silence.times))
         if isinstance(result, Failed):
-            self._note_defect(source.name, result)
+            self._note(source.name, result)
             return None
         return result
 
-    def _note_defect(self, name: str, failed: Failed) -> None:
-        """Once for each: it will be the same every two seconds."""
-        if failed.defect and failed.why not in self._noted and len(self._noted) < NOTED_MAX:
-            self._noted.add(failed.why)
+    def _note(self, name: str, failed: Failed) -> None:
+        """Each defect once, and once for each source that it cannot be read: it will be the same
+        every two seconds. The controller is told of the latter when it has lasted.
+        """
+        about = failed.why if failed.defect else name
+        if about not in self._noted and len(self._noted) < NOTED_MAX:
+            self._noted.add(about)
             say(f"checks: source {name}: {failed.why}")
 
     # --- what is said ---

@@ -87,7 +87,8 @@ def test_a_line_about_what_is_not_the_jobs_accuses_nobody(text: str) -> None:
 
 def test_lines_of_the_whole_host_are_of_its_boot() -> None:
     assert one("Kernel panic - not syncing: x").cause == f"boot {BOOT}"
-    assert one("critical medium error, dev sda, sector 12").cause == f"boot {BOOT}"
+    assert one("critical medium error, dev sda, sector 12").cause == f"boot {BOOT} sda"
+    assert one(DEAD_NIC).cause == f"boot {BOOT} 0000:3b:00.0"
     assert one(NFS).cause == "nfs server store-3"
     assert one(HUNG).cause == ""
 
@@ -196,7 +197,7 @@ def test_a_lost_gpu_is_evicted_however_the_driver_says_it() -> None:
     for text in (LOST, "NVRM: GPU 0000:3b:00.0: GPU has fallen off the bus."):
         (result,) = xids(text)
         assert (result.verdict, result.item) == (Verdict.EVICT, "GPU 0000:3b:00.0")
-        assert result.cause == f"boot {BOOT}"
+        assert result.cause == f"boot {BOOT} 0000:3b:00.0"
 
 
 def test_a_gpu_may_be_named_by_its_uuid() -> None:

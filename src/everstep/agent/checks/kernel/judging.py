@@ -54,6 +54,11 @@ def of_boot(log: KernelLog) -> str:
     return f"boot {log.boot_id}"
 
 
+def of_device(log: KernelLog, thing: str) -> str:
+    """The cause that machines of this host share which use the same device; empty: the host's."""
+    return f"{of_boot(log)} {thing}".strip()
+
+
 def times(lines: Iterable[Line]) -> int:
     """How often it happened: some lines say it of several times at once."""
     return sum(int(line.names.get("times", "1")) for line in lines)

@@ -110,4 +110,4 @@ def _cause(rule: KernelRule, line: Line, log: KernelLog) -> str:
         return f"{rule.id.partition('.')[0]} server {server}"
     if rule.about in {About.PID, About.CGROUP}:
         return ""
-    return judging.of_boot(log)
+    return judging.of_device(log, thing_of(rule, line.names))

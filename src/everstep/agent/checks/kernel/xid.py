@@ -14,7 +14,7 @@ from everstep.agent.checks.check import Check, Here, History, Limits
 from everstep.agent.checks.kernel import judging
 from everstep.agent.checks.kernel.attribution import pci_address
 from everstep.agent.checks.kernel.lines import KernelLog, Line
-from everstep.agent.checks.xids import XidEvent, XidLimits, judge_xids
+from everstep.agent.checks.xids import XidEvent, XidFinding, XidLimits, judge_xids
 from everstep.diagnosis.words import Category, Verdict
 from everstep.health import Result
 from everstep.model import Seconds
@@ -40,7 +40,7 @@ class XidCheck(Check[KernelLog, XidLimits]):
         fresh_s = judging.fresh(self.limits.fresh_s, history)
         limits = msgspec.structs.replace(self.limits, fresh_s=fresh_s)
         findings = judge_xids(events, history.now.at, limits)
-        results = [self._in_time(finding.result(self), ours, history) for finding in findings]
+        results = [self._in_time(finding, ours, history) for finding in findings]
         foreign = len(lines) - len(ours)
         if not results:
             also = f", {foreign} lines of others' GPUs" if foreign else ""
@@ -58,9 +58,11 @@ class XidCheck(Check[KernelLog, XidLimits]):
                 text=line.names.get("rest", ""),
             )
 
-    def _in_time(self, result: Result, lines: list[Line], history: History[KernelLog]) -> Result:
-        """The same, as of this host, and weaker if it was before this machine's time here."""
-        log = history.now.sample
+    def _in_time(
+        self, finding: XidFinding, lines: list[Line], history: History[KernelLog]
+    ) -> Result:
+        """As of this host, and weaker if it was before this machine's time here."""
+        log, result = history.now.sample, finding.result(self)
         code = int(result.values.get("xid", 0))
         of_it = [line for line in lines if int(line.names.get("code", OFF_THE_BUS)) == code]
         old = all(judging.is_older_than_us(line, history) for line in of_it or lines)
@@ -70,7 +72,7 @@ class XidCheck(Check[KernelLog, XidLimits]):
             why = f"{why}; {judging.when((of_it or lines)[-1], history)}"
         cause = result.cause
         if result.failed and not cause and verdict is not Verdict.USER:
-            cause = judging.of_boot(log)
+            cause = judging.of_device(log, finding.pci)
         return msgspec.structs.replace(result, verdict=verdict, why=why, cause=cause)
 
 
@@ -136,7 +138,7 @@ class SxidCheck(Check[KernelLog, SxidLimits]):
             f"{note}: {judging.quoted(line)}, {judging.when(line, history)}",
             "Reboot the machine, then test it.",
             item=item,
-            cause=judging.of_boot(log),
+            cause=judging.of_device(log, pci),
             values={"sxid": float(line.names["code"])},
         )
 

@@ -242,6 +242,8 @@ def _detect(directory: Path, plan: Plan) -> dict[str, list[float | None]]:
     fake = FakeNvml(directory / "nvml", GPUS)
     everywhere = over(RAIL)
     with spread(directory, Size(nnodes=HOSTS, standbys=0), LEAVES) as job:
+        bus = "/sys/bus/pci/devices"
+        job.net.show(GPU_HOST, fake.machine() / bus[1:], bus)
         job.start(lambda host: {**everywhere(host), **(fake.env if host == GPU_HOST else {})})
         return Faults(job, fake, plan).all()
 

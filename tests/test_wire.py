@@ -17,6 +17,7 @@ from everstep.events import (
     AlertCleared,
     AlertRaised,
     EvidenceFound,
+    MachineProbed,
     MachineProgress,
     RankExited,
     RanksStarted,
@@ -149,12 +150,13 @@ def test_an_older_controller_gets_nothing_that_it_would_take_for_garbage() -> No
         AlertRaised(machine=machine, alert=Alert(result=result)),
         RanksStarted(machine=machine, action="1.0", generation=Generation(1)),
         AlertCleared(machine=machine, check="net.link"),
+        MachineProbed(machine=machine, action="1.1", target=MachineId("m2"), reachable=True),
     ]
     frames = [wire.Data(seq=n, ack=0, body=wire.encode_report(r)) for n, r in enumerate(reports)]
     assert [wire.understood(frame, wire.PROTOCOL) for frame in frames] == frames
     old = [wire.understood(frame, 1) for frame in frames]
     assert old[1] == frames[1]
-    for place in (0, 2):
+    for place in (0, 2, 3):
         frame = old[place]
         assert isinstance(frame, wire.Data)
         assert (frame.seq, frame.ack) == (place, 0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from enum import StrEnum
-from typing import NewType
+from typing import Any, NewType
 
 import msgspec
 
@@ -166,8 +166,8 @@ class PolicySpec(Value, frozen=True, kw_only=True):
     the machine can be reached holds until then."""
 
 
-CheckLimits = dict[str, dict[str, float | int | str | bool | list[str] | dict[str, str]]]
-"""Check -> limit -> value. Some limits are lists of names, or a verdict for each of them."""
+CheckLimits = dict[str, dict[str, Any]]
+"""Check -> limit -> value; its type is the check's own. Some are lists, or tables of verdicts."""
 
 
 class ChecksSpec(Value, frozen=True, kw_only=True):

@@ -24,8 +24,8 @@ from collections import deque
 
 import msgspec
 
-from everstep.actions import Order
-from everstep.events import AlertCleared, AlertRaised, EvidenceFound, Report
+from everstep.actions import Order, ProbeMachine
+from everstep.events import AlertCleared, AlertRaised, EvidenceFound, MachineProbed, Report
 from everstep.model import (
     NO_GENERATION,
     EverstepError,
@@ -38,8 +38,10 @@ from everstep.model import (
 
 PROTOCOL = 2
 """Raised by one when a frame, a report or an order changes so that a peer must know."""
-SINCE_2 = (AlertRaised, AlertCleared)
+SINCE_2 = (AlertRaised, AlertCleared, MachineProbed)
 """Reports that protocol 1 would take for garbage."""
+ORDERS_SINCE_2 = (ProbeMachine,)
+"""Orders that an agent of protocol 1 would take for garbage, and hang up."""
 RESEND_AFTER_S: Seconds = 2.0
 """Connections are TCP, so what is lost was lost with a connection or a stuck peer: no hurry."""
 RESEND_MAX = 256
@@ -175,6 +177,11 @@ def understood(frame: AnyFrame, protocol: int) -> AnyFrame:
         return frame
     nothing = EvidenceFound(machine=report.machine, generation=NO_GENERATION, findings=())
     return msgspec.structs.replace(frame, body=encode_report(nothing))
+
+
+def may_be_ordered(order: Order, protocol: int) -> bool:
+    """Whether an agent of this protocol understands the order."""
+    return protocol >= 2 or not isinstance(order, ORDERS_SINCE_2)
 
 
 def encode_directive(directive: Directive) -> bytes:

@@ -15,8 +15,8 @@ import pytest
 
 from everstep.agent.checking import usable_checks
 from everstep.agent.checks import registry
+from everstep.agent.checks.kernel.kmsg import boot_id
 from everstep.agent.checks.memory import Kept, KeptChild
-from everstep.agent.checks.surroundings import boot_id
 from everstep.diagnosis.words import Verdict
 from everstep.events import AlertCleared, AlertRaised, EvidenceFound, MachineJoined
 from everstep.model import ChecksSpec

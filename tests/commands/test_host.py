@@ -14,7 +14,6 @@ from everstep.commands.host import (
     gpu_count,
     is_here,
     port_is_free,
-    read_check_limits,
     slurm_units,
 )
 from everstep.commands.plan import Address, HostFacts, Plan, plan
@@ -83,46 +82,6 @@ def test_a_script_is_looked_for_from_the_working_directory(tmp_path: Path) -> No
     check_runnable(made(f"{tmp_path}/there.py", tmp_path))
     check_runnable(made("--no-python nothing-is-looked-for", tmp_path))
     check_runnable(made("-m a.module.of.the.user", tmp_path))
-
-
-def test_limits_of_checks_are_read_however_their_tables_are_written(tmp_path: Path) -> None:
-    file = tmp_path / "limits.toml"
-    file.write_text(
-        '["net.link"]\nat_most = "warn"\n[net.flap]\nflaps = 3\n'
-        "[gpu.heat]\noff = true\nmost = 90.5\n"
-        '["kernel.log"]\noff_rules = ["disk.io"]\nverdicts = { "disk.gone" = "warn" }\n'
-        '[gpu.xid.verdicts]\n94 = "evict"\n'
-    )
-    assert read_check_limits(str(file)) == {
-        "net.link": {"at_most": "warn"},
-        "net.flap": {"flaps": 3},
-        "gpu.heat": {"off": True, "most": 90.5},
-        "kernel.log": {"off_rules": ["disk.io"], "verdicts": {"disk.gone": "warn"}},
-        "gpu.xid": {"verdicts": {"94": "evict"}},
-    }
-    assert read_check_limits("") == {}
-
-
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        (None, "cannot be read: No such file or directory"),
-        ("[net.link\n", "is not TOML"),
-        (b"\xff", "is not TOML"),
-        ("at_most = 3\n", "is not a table of limits"),
-        ("[net.link]\nmost = [1]\n", "is not a table of limits"),
-        ("[net.link]\nsince = 2020-01-01\n", "is not a table of limits"),
-        ("[net]\nx = 1\n[net.link]\n", "is not a table of limits"),
-    ],
-)
-def test_a_file_of_limits_that_is_none_is_refused_in_one_sentence(
-    tmp_path: Path, content: str | bytes | None, reason: str
-) -> None:
-    file = tmp_path / "limits.toml"
-    if content is not None:
-        file.write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(UserError, match=f"--check-limits {file} {reason}"):
-        read_check_limits(str(file))
 
 
 @pytest.mark.parametrize(

@@ -110,13 +110,33 @@ def test_who_went_lately_counts() -> None:
 
 def test_who_took_it_back_counts_for_a_while() -> None:
     """When a storage comes back, the last two to say so would else be evicted."""
-    state = job("0 1 2", "3 4 5")
+    state = job("0 1 2 3 4", "5 6 7")
     accuse(state, "0 1 2", cause="nfs server:/data")
     alert_cleared(state, AlertCleared(machine=MachineId("m000"), check="gpu.lost"), 20.0)
     ((who, _, against),) = shown(state, 21.0)
     assert who == "1 2"
     assert "all of them name nfs server:/data" in against
     assert [against for _, _, against in shown(state, 330.0)] == ["", ""]
+
+
+def test_two_machines_that_are_the_job_and_lose_the_same_storage_stay() -> None:
+    """A server that is started anew for 90 s is no fault of the machines, however few they are."""
+    state = job("0 1", "2 3")
+    accuse(state, "0 1", cause="storage store")
+    ((who, _, against),) = shown(state)
+    assert who == "0 1"
+    assert "2 machines were accused within 5 minutes" in against
+    assert "all of them name storage store" in against
+    apart = job("0 1", "2 3")
+    accuse(apart, "0", cause="storage store")
+    accuse(apart, "1", cause="driver 570.86")
+    assert [against for _, _, against in shown(apart)] == ["", ""]
+    alone = job("0", "1")
+    accuse(alone, "0", cause="storage store")
+    assert shown(alone) == [("0", "", "")]
+    few = job("0 1 2 3 4", "5 6")
+    accuse(few, "0 1", cause="storage store")
+    assert [against for _, _, against in shown(few)] == ["", ""], "three have it"
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,13 @@ from typing import NamedTuple, NoReturn
 from everstep.agent.checks import metrics
 from everstep.agent.checks.check import AnyCheck, AnySource
 from everstep.agent.checks.judging import Failed, attempt
+from everstep.agent.checks.kernel.kmsg import boot_id
 from everstep.agent.checks.memory import ChecksMemory
 from everstep.agent.checks.metrics import exposition
 from everstep.agent.checks.monitor import Said
 from everstep.agent.checks.registry import CHECKS, make_checks, make_source
 from everstep.agent.checks.runner import Job, Runner
-from everstep.agent.checks.surroundings import Surroundings, boot_id
+from everstep.agent.checks.surroundings import Surroundings
 from everstep.agent.log import say
 from everstep.agent.this_machine import ThisMachine
 from everstep.model import ChecksSpec, UserError
@@ -52,7 +53,6 @@ class Checking:
             checks,
             sources,
             ChecksMemory(machine.here.shm / "checks", boot_id()),
-            off=frozenset(CHECKS) - {check.name for check in checks},
         )
 
     async def run(self) -> NoReturn:

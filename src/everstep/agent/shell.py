@@ -15,8 +15,8 @@ from typing import NoReturn
 from everstep import __version__
 from everstep.agent.adoption import adopt
 from everstep.agent.checking import Checking, Machine
+from everstep.agent.checks.kernel.kmsg import boot_id
 from everstep.agent.checks.monitor import Said
-from everstep.agent.checks.surroundings import boot_id
 from everstep.agent.effects import Effects, Hands
 from everstep.agent.ending import Ending
 from everstep.agent.groups import read_groups

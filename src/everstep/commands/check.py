@@ -22,11 +22,11 @@ from everstep.agent.checks import node
 from everstep.agent.checks.check import AnyCheck, AnySource, Here, Stamped
 from everstep.agent.checks.children import Child, Unanswered, clock
 from everstep.agent.checks.judging import Failed, attempt
+from everstep.agent.checks.kernel.kmsg import boot_id
 from everstep.agent.checks.memory import ChecksMemory, KeptChild
 from everstep.agent.checks.monitor import Monitor, Remembered
 from everstep.agent.checks.node import DEFAULT_SOCKET
 from everstep.agent.checks.registry import SOURCES, make_source
-from everstep.agent.checks.surroundings import boot_id
 from everstep.commands import check_report
 from everstep.commands.check_choice import chosen, listed, read_limits
 from everstep.commands.check_report import Absent, Report, Status, Unseen
@@ -132,7 +132,7 @@ class _Look:
 
     def __init__(self, asked: Asked, checks: Sequence[AnyCheck], state: Path) -> None:
         socket = str(asked.socket)
-        self._here = Here(root=asked.root, boot_id=boot_id(asked.root), node_socket=socket)
+        self._here = Here(root=asked.root, boot_id=boot_id(Path(asked.root)), node_socket=socket)
         self._limit_s = asked.time_limit_s
         self._state = state
         self._memory = ChecksMemory(state / _STATE_FILE, self._here.boot_id)

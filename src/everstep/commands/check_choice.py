@@ -1,6 +1,7 @@
-"""Which checks `everstep check` runs, with which limits: --only, --limits, and what --list shows.
+"""Which checks run, with which limits: --only, --limits, --check-limits, and what --list shows.
 
-Pure but for reading the file of limits. Used by commands/check.py.
+Pure but for reading the file of limits. Used by commands/check.py and, for `everstep run`, by
+commands/host.py.
 """
 
 from __future__ import annotations

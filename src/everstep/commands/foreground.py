@@ -12,7 +12,7 @@ import sys
 
 from everstep.cluster.keepers import SETUP_NAME, command, start_keeper, write_machine
 from everstep.commands import jobs
-from everstep.commands.host import address_towards
+from everstep.commands.host import address_towards, slurm_units
 from everstep.commands.run import machine_directory
 from everstep.files import read_json
 from everstep.model import EverstepError, UserError
@@ -63,5 +63,6 @@ def agent(job: JobPaths, *, node_rank: int | None, local_addr: str | None) -> No
         job_dir=str(job.root),
         nproc_per_node=spec.nproc_per_node,
         node_rank=node_rank,
+        units=slurm_units(os.environ),
     )
     os.execv(sys.executable, command(write_machine(job.machine(machine), setup)))

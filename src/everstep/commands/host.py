@@ -12,12 +12,10 @@ import os
 import re
 import secrets
 import socket
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 
-import msgspec
-
+from everstep.commands.check_choice import read_limits
 from everstep.commands.flags import RunFlags
 from everstep.commands.plan import (
     Address,
@@ -26,7 +24,7 @@ from everstep.commands.plan import (
     endpoint_of,
     is_unit,
 )
-from everstep.model import CheckLimits, UserError
+from everstep.model import UserError
 
 _GPU_FILE = re.compile(r"nvidia\d+")
 _ANY_PORT = 9
@@ -42,32 +40,9 @@ def facts_of_this_host(flags: RunFlags, state: Path, environ: Mapping[str, str])
         gpus=gpu_count(environ.get("CUDA_VISIBLE_DEVICES"), Path("/dev")),
         uid=secrets.token_hex(4),
         endpoint_here=endpoint is not None and is_here(endpoint.host),
-        check_limits=read_check_limits(flags.check_limits),
+        check_limits=read_limits(Path(flags.check_limits)) if flags.check_limits else {},
         units=slurm_units(environ),
     )
-
-
-def read_check_limits(file: str) -> CheckLimits:
-    """The tables of --check-limits, [net.link] like ["net.link"]; empty without a file."""
-    if not file:
-        return {}
-    try:
-        tables = tomllib.loads(Path(file).read_text())
-    except OSError as error:
-        raise UserError(f"--check-limits {file} cannot be read: {error.strerror}.") from error
-    except ValueError as error:
-        raise UserError(f"--check-limits {file} is not TOML: {error}.") from error
-    found: dict[str, object] = {}
-    for name, table in tables.items():
-        tables_inside = isinstance(table, dict) and any(isinstance(t, dict) for t in table.values())
-        inner = tables_inside and "." not in name  # else they are a limit of the check
-        found |= {f"{name}.{key}": each for key, each in table.items()} if inner else {name: table}
-    try:
-        return msgspec.convert(found, CheckLimits)
-    except msgspec.ValidationError as error:
-        raise UserError(
-            f"--check-limits {file} is not a table of limits for each check: {error}."
-        ) from error
 
 
 def slurm_units(environ: Mapping[str, str]) -> tuple[str, ...]:

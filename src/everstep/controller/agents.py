@@ -18,10 +18,10 @@ import msgspec
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from everstep import __version__
-from everstep.actions import Order
+from everstep.actions import Order, ProbeMachine
 from everstep.controller.incoming import Incoming
 from everstep.controller.output import OutputRing
-from everstep.events import Folded, MachineSilent, OutputLines, Report
+from everstep.events import Folded, MachineProbed, MachineSilent, OutputLines, Report
 from everstep.journal import Origin
 from everstep.model import MachineId, PolicySpec, Term
 from everstep.wire import (
@@ -41,6 +41,7 @@ from everstep.wire import (
     encode,
     encode_directive,
     hello_problem,
+    may_be_ordered,
 )
 
 HELLO_WITHIN_S = 10.0
@@ -103,6 +104,7 @@ class _Session:
         self.machine = machine
         self.agent = agent
         self.journalled = journalled
+        self.protocol = PROTOCOL
         self.link = Link(received=journalled)
         self.connection: _Connection | None = None
 
@@ -142,8 +144,20 @@ class Agents:
         session = self._sessions.get(order.machine) if order.machine is not None else None
         if session is None or session.connection is None:
             return
+        if not may_be_ordered(order, session.protocol):
+            self._answer_for(session.machine, order)
+            return
         body = encode_directive(Directive(term=self._term, order=order))
         session.connection.send(session.link.send(body, asyncio.get_running_loop().time()))
+
+    def _answer_for(self, machine: MachineId, order: Order) -> None:
+        """In the place of an agent that does not know the order: the core must not wait for it."""
+        assert isinstance(order, ProbeMachine)
+        why = "its agent is of an older version, which cannot try"
+        unknown = MachineProbed(
+            machine=machine, action=order.id, target=order.target, reachable=None, why=why
+        )
+        self._post(Incoming(unknown))
 
     async def serve(self, websocket: WebSocket) -> None:
         """One connection, from its handshake to its end."""
@@ -199,6 +213,7 @@ class Agents:
             journalled = self._journalled.get((hello.machine, hello.agent), 0)
             session = _Session(hello.machine, hello.agent, journalled)
             self._sessions[hello.machine] = session
+        session.protocol = hello.protocol
         return session
 
     def _greet(self, session: _Session, connection: _Connection, hello: Hello) -> None:

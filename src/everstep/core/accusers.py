@@ -6,7 +6,8 @@ machines; it answers with groups that go together, or with what speaks against t
 1. an accusation of a kernel means every machine on it (local stand-ins share one), and one of a
    part of its host, a GPU say, means those that name the same part;
 2. accusations of most of one switch or rack, and of few machines outside, mean that unit;
-3. too many at once are not the machines but what they share;
+3. too many at once, or most of the job for the same cause, are not the machines but what they
+   share;
 4. nobody is evicted without a machine that can take the place.
 """
 
@@ -198,13 +199,19 @@ class _Guard:
     def _one_by_one(self, left: Sequence[Accusation]) -> Iterator[Group]:
         too_many: list[Accusation] = []
         for each, near in self._with_near(left):
-            if len(near) > self._most or len(self._gone.union(near)) > self._most:
+            many = len(near) > self._most or len(self._gone.union(near)) > self._most
+            if many or self._is_shared(each.cause):
                 too_many.append(each)
                 continue
             machine = self._state.machines[each.machine]
             yield self._together([machine], each, "", each.why)
         if too_many:
             yield self._not_the_machines(too_many)
+
+    def _is_shared(self, cause: str) -> bool:
+        """Whether most of the job names the same: of a small one, that may be two machines."""
+        same = {each.machine for each in self._lately if cause and each.cause == cause}
+        return len(same) > 1 and 2 * len(same) > self._state.job.nnodes
 
     def _with_near(
         self, accused: Sequence[Accusation]

@@ -13,7 +13,7 @@ from everstep.agent import __main__ as agent
 from everstep.agent.checks import registry, runner
 from everstep.agent.checks.check import Here
 from everstep.agent.checks.surroundings import Surroundings
-from tests.agent.checks.parts import Moody, PidCheck, WordsCheck, WordsSource
+from tests.agent.checks.parts import Mood, Moody, PidCheck, WordsCheck, WordsSource
 
 
 class Quick(WordsCheck):
@@ -25,7 +25,7 @@ class Quick(WordsCheck):
 def main() -> None:
     for known in (registry.CHECKS, registry.SOURCES):
         known.clear()
-    registry.CHECKS.update({check.name: check for check in (Quick, PidCheck)})
+    registry.CHECKS.update({check.name: check for check in (Quick, PidCheck, Mood)})
     registry.SOURCES.update({source.name: source for source in (WordsSource, Moody)})
     runner.SPREAD_S = 0.01
     runner.ABSENT_AGAIN_S = runner.REMEMBER_EVERY_S = 0.05

@@ -141,6 +141,15 @@ class Unimportable(Moody):
             raise OSError("no such driver")
 
 
+class Silence(WordsCheck):
+    """In whose name the source of words speaks when its child is silent; passes otherwise."""
+
+    name: ClassVar[str] = "test.silence"
+
+    def judge(self, here: Here, history: History[Words]) -> Iterable[Result]:
+        yield self.passed("it answers")
+
+
 class PidCheck(Check[Pid, Limits]):
     """Passes if there is an answer."""
 
@@ -150,3 +159,9 @@ class PidCheck(Check[Pid, Limits]):
 
     def judge(self, here: Here, history: History[Pid]) -> Iterable[Result]:
         yield self.passed("it answers", pid=history.now.sample.pid)
+
+
+class Mood(PidCheck):
+    """In whose name the moody source speaks of silence."""
+
+    name: ClassVar[str] = "test.mood"

@@ -142,16 +142,24 @@ def test_time_in_which_it_could_not_run_does_not_count(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A machine whose processors are all busy has no sick driver."""
-    monkeypatch.setattr(children, "_delayed_s", lambda pid: time.monotonic())
+    shares = [0.5, 1.0]
+    monkeypatch.setattr(children, "_delayed_s", lambda pid: shares[0] * time.monotonic())
     monkeypatch.setattr(children, "DELAYED_MAX", 4.0)
 
     async def work(child: Child) -> None:
         mood(here, "answer")
         await child.ask(here)
         mood(here, "hang")
+        began = time.monotonic()
         answer = await child.ask(here)
-        assert isinstance(answer, Unanswered)
-        assert answer.for_s >= 4 * Moody.within_s, "but neither does it take for ever"
+        assert isinstance(answer, Unanswered), "it could run for half of the time"
+        assert time.monotonic() - began >= 2 * Moody.within_s
+        del shares[0]
+        child._start_at, began = 0.0, time.monotonic()
+        starved = await child.ask(here)
+        assert isinstance(starved, Failed), "it could not run at all"
+        assert "no processor" in starved.why
+        assert time.monotonic() - began >= 4 * Moody.within_s, "but it does not take for ever"
 
     with_child(work)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import socket
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -164,6 +165,26 @@ def test_who_does_not_read_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(got) < len(much)
 
     with_server(work, lambda: much)
+
+
+def test_what_the_kernel_does_not_take_at_once_is_not_cut_off() -> None:
+    much = "x" * 60_000
+
+    async def run() -> bytes:
+        server = await serve("127.0.0.1", 0, lambda: much)
+        assert server is not None
+        listening = server.sockets[0]
+        listening.setsockopt(
+            socket.SOL_SOCKET, socket.SO_SNDBUF, 4096
+        )  # what it accepts has it, too
+        reader, writer = await asyncio.open_connection(*listening.getsockname())
+        writer.write(b"GET / HTTP/1.1\r\n\r\n")
+        got = await reader.read()
+        writer.close()
+        await metrics.close(server)
+        return got
+
+    assert asyncio.run(run()).endswith(much.encode())
 
 
 def test_a_port_that_is_taken_is_a_line_in_the_log(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 import pytest
 from hypothesis import given
@@ -16,15 +14,16 @@ from everstep.diagnosis.words import Verdict
 from everstep.events import AlertCleared, AlertRaised
 from everstep.health import Counts, Result
 from everstep.model import MachineId
-from tests.agent.checks.parts import Strikes, Words, WordsCheck
+from tests.agent.checks.parts import Silence, Strikes, Words, WordsCheck
 
 M = MachineId("m0")
 HERE = Here()
 NEVER_READ = "never read"
 
 
-def fresh(check: type[WordsCheck] = WordsCheck, **more: Any) -> Monitor:
-    return Monitor(M, [check(Limits())], Remembered(), **more)
+def fresh(*checks: type[WordsCheck]) -> Monitor:
+    made = [check(Limits()) for check in checks or (WordsCheck,)]
+    return Monitor(M, made, Remembered())
 
 
 def look(monitor: Monitor, at: float, **items: str) -> list[Said]:
@@ -219,21 +218,22 @@ SILENCE = Result(check="test.silence", verdict=Verdict.EVICT, why="no answer", d
 
 
 def test_what_the_silence_of_a_child_means_is_handled_like_any_result() -> None:
-    monitor = fresh()
+    monitor = fresh(WordsCheck, Silence)
     look(monitor, 0, a="warn")
     assert short(monitor.unanswered("words", SILENCE, "silent", 1)) == [": evict"]
     assert monitor.unanswered("words", SILENCE, "silent", 2) == []
     assert monitor.unanswered("words", None, "silent", 3) == []
     assert {each.check for each in monitor.alerts()} == {"test.words", "test.silence"}
     assert look(monitor, 10, a="warn") == []
-    assert "test.silence" not in monitor.latest
+    assert [each.verdict for each in monitor.latest["test.silence"]] == [Verdict.INFO]
     said = look(monitor, 70, a="warn")
     assert [each.check for each in said if isinstance(each, AlertCleared)] == ["test.silence"]
 
 
-def test_a_check_that_is_off_says_nothing_by_another_mouth() -> None:
-    monitor = fresh(off=frozenset({"test.silence"}))
-    assert monitor.unanswered("words", SILENCE, "silent", 1) == []
+def test_limits_hold_for_what_silence_means() -> None:
+    assert fresh().unanswered("words", SILENCE, "silent", 1) == [], "its check is off"
+    weak = Monitor(M, [Silence(Limits(at_most=Verdict.WARN))], Remembered())
+    assert short(weak.unanswered("words", SILENCE, "silent", 1)) == [": warn"]
 
 
 # --- from one agent to the next ------------------------------------------------------------------
@@ -255,13 +255,13 @@ def test_a_new_agent_says_again_what_holds_and_what_is_over() -> None:
 
 
 def test_an_alert_of_a_check_that_is_gone_is_over() -> None:
-    monitor = fresh()
+    monitor = fresh(WordsCheck, Silence)
     look(monitor, 0, a="warn", b="error")
     monitor.unanswered("words", SILENCE, "silent", 1)
     after = Monitor(M, [], monitor.remembered())
     assert sorted(short(after.told_again(2))) == [" over", "a over"]
     assert after.remembered().standings == []
-    off = Monitor(M, [WordsCheck(Limits())], monitor.remembered(), off=frozenset({"test.silence"}))
+    off = Monitor(M, [WordsCheck(Limits())], monitor.remembered())
     assert sorted(short(off.told_again(2))) == [" over", "a: warn"]
 
 

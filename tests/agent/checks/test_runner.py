@@ -22,7 +22,7 @@ from everstep.events import AlertCleared, AlertRaised
 from everstep.health import Result
 from everstep.model import MachineId, Seconds, Value
 from everstep.processes import alive
-from tests.agent.checks.parts import Moody, Pid, PidCheck, Words, WordsCheck, WordsSource
+from tests.agent.checks.parts import Mood, Moody, Pid, PidCheck, Words, WordsCheck, WordsSource
 from tests.agent.support import DEADLINE_S
 
 ROOT = Path(__file__).parents[3]
@@ -263,7 +263,7 @@ def test_a_file_that_cannot_be_waited_for_is_looked_at_by_time(machine: Machine)
 
 def test_a_child_that_does_not_answer_is_a_finding(machine: Machine) -> None:
     machine.write("mood", "hang")
-    machine.checks = [PidCheck(Limits())]
+    machine.checks = [PidCheck(Limits()), Mood(Limits())]
 
     def silent(runner: Runner) -> bool:
         return bool(machine.raised())
@@ -298,6 +298,27 @@ def test_a_killed_agent_leaves_baselines_and_alerts_to_the_next(machine: Machine
     assert after.left_behind == [child]
     assert not alive(child)
     _reap(before)
+
+
+def test_a_remembered_source_is_asked_once_whether_it_is_absent(machine: Machine) -> None:
+    """It learns there what it will say of a silent child, and is read whatever it answers."""
+    machine.write("words", "eth0 info")
+    machine.checks = [WordsCheck(Limits())]
+    memory = ChecksMemory(machine.file, machine.boot)
+    machine.run(lambda _: "words" in kept(memory)[0].histories)
+    asked: list[Here] = []
+
+    class Learns(WordsSource):
+        """Says that there is nothing, although there was."""
+
+        def absent(self, here: Here) -> str:
+            asked.append(here)
+            return "gone"
+
+    machine.sources = {"words": Learns()}
+    runner = machine.run(samples("words", 2))
+    assert len(asked) == 1
+    assert runner.counts["words"].absent == ""
 
 
 def _reap(killed: Runner) -> None:

@@ -13,7 +13,14 @@ import msgspec
 import pytest
 
 from everstep.agent.checks import surroundings
-from everstep.agent.checks.surroundings import Surroundings, boot_id, interface_of, picked
+from everstep.agent.checks.kernel.kmsg import boot_id
+from everstep.agent.checks.surroundings import (
+    NO_GPU,
+    Surroundings,
+    gpus_of,
+    interface_of,
+    picked,
+)
 from everstep.agent.this_machine import ThisMachine
 from everstep.files import write_atomically
 from everstep.model import CheckpointSpec
@@ -47,7 +54,7 @@ def test_gloos_names_are_names() -> None:
 
 def test_the_boot_has_a_name_where_there_is_a_kernel(tmp_path: Path) -> None:
     assert boot_id() == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    assert boot_id(str(tmp_path)) == ""
+    assert boot_id(tmp_path) == ""
 
 
 @pytest.fixture
@@ -76,6 +83,43 @@ def test_an_interface_is_known_by_each_of_its_addresses(link: str) -> None:
     assert interface_of("some-host") == ""
 
 
+def shown_gpus(root: Path, *models: str) -> str:
+    for number, model in enumerate(models):
+        gpu = root / f"proc/driver/nvidia/gpus/0000:{number:02x}:00.0"
+        gpu.mkdir(parents=True)
+        text = f"Model: \t\t {model}\nIRQ: 16\nGPU UUID: \t GPU-{number}{number}-abc\n"
+        (gpu / "information").write_text(text)
+    return str(root)
+
+
+@pytest.mark.parametrize(
+    ("visible", "found"),
+    [
+        (None, ()),
+        ("1,3", ("0000:01:00.0", "0000:03:00.0")),
+        ("0", ("0000:00:00.0",)),
+        ("GPU-22,GPU-00-abc", ("0000:02:00.0", "0000:00:00.0")),
+        ("7", ()),
+        ("GPU-", ()),
+        ("MIG-GPU-1/0/0", ()),
+        ("0,,1", ()),
+        ("", (NO_GPU,)),
+        ("-1", (NO_GPU,)),
+    ],
+)
+def test_the_gpus_of_the_job(tmp_path: Path, visible: str | None, found: tuple[str, ...]) -> None:
+    root = shown_gpus(tmp_path, *["NVIDIA H100 80GB HBM3"] * 4)
+    assert gpus_of(visible, root) == found
+
+
+def test_numbers_of_unlike_gpus_mean_nothing(tmp_path: Path) -> None:
+    """CUDA counts the fastest first."""
+    root = shown_gpus(tmp_path, "NVIDIA T400", "NVIDIA H100 80GB HBM3")
+    assert gpus_of("0", root) == ()
+    assert gpus_of("GPU-11-abc", root) == ("0000:01:00.0",)
+    assert gpus_of("0", str(tmp_path / "nowhere")) == ()
+
+
 @pytest.fixture
 def look(tmp_path: Path) -> Callable[..., Surroundings]:
     """What the agent of a machine sees, with these fields of its setup and spec."""
@@ -96,12 +140,18 @@ def look(tmp_path: Path) -> Callable[..., Surroundings]:
 def test_what_the_job_needs_is_named(look: Callable[..., Surroundings], tmp_path: Path) -> None:
     checkpoint = CheckpointSpec(directory="/ckpt", local_directory="/nvme", backup_interface="ib0")
     here = look(
-        {"GLOO_SOCKET_IFNAME": "eth7", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_HCA": "=mlx5_0:1"},
+        {
+            "GLOO_SOCKET_IFNAME": "eth7",
+            "NCCL_SOCKET_IFNAME": "lo",
+            "NCCL_IB_HCA": "mlx5_0:1",
+            "CUDA_VISIBLE_DEVICES": "",
+        },
         checkpoint=checkpoint,
         env={"GLOO_SOCKET_IFNAME": "eth8"},
     ).now()
     assert here.interfaces == ("eth8", "lo", "ib0")
-    assert here.hcas == ("mlx5_0",)
+    assert here.hcas == ("mlx5_0",), "also if it is gone"
+    assert here.gpus == (NO_GPU,)
     assert here.paths == (str(tmp_path / "work"), "/ckpt", "/nvme", str(tmp_path / "job"))
     assert here.addresses == ("192.0.2.1:29500",)
     assert here.pids == (11, 12)

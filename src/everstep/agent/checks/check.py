@@ -29,6 +29,9 @@ class Here(Value, frozen=True, kw_only=True):
     hcas: tuple[str, ...] = ()
     """InfiniBand and RoCE devices that the job is known to use, for example "mlx5_0"; empty: all.
     """
+    gpus: tuple[str, ...] = ()
+    """PCI addresses of the NVIDIA GPUs that the job is known to use, for example "0000:3b:00.0";
+    empty: all that this process may see."""
     paths: tuple[str, ...] = ()
     """Directories that the job needs: working directory, checkpoints, logs."""
     addresses: tuple[str, ...] = ()

@@ -38,21 +38,23 @@ SLICE_S: Seconds = 0.5
 """The agent looks so often while it waits; what it did not see itself (it was stopped, the machine
 was paused) does not count as waiting."""
 DELAYED_MAX = 6.0
-"""So many times its time a child gets at most, however busy the processors are."""
+"""So many times its time a child gets at most, however busy the processors are. One that waited for
+them for nearly all of that was not silent: it had no chance to speak."""
 PAUSE_MAX_S: Seconds = 60.0
 """Between two starts of a child that ends again and again: a start costs 0.1 s of a core."""
 _GARBAGE = (msgspec.MsgspecError, ValueError, RecursionError)
 
 
-class NotStarted(Exception):
-    """There is no child that could be asked, and why."""
+class NotAsked(Exception):
+    """There is no child that could answer, and why."""
 
 
 class Unanswered(NamedTuple):
     """The child does not answer."""
 
     for_s: Seconds
-    """Since it was asked; if several in a row did not answer, since the first was asked."""
+    """Since it was asked; if several in a row did not answer, since the first was asked. The time
+    in which the first could not run does not count."""
     times: int
     """Children in a row."""
     stuck: bool
@@ -139,7 +141,6 @@ class Child:
         """The one that did not die of being killed."""
         self._silent_since = None if former is None else former.silent_since
         self._times = 0 if former is None else former.times
-        self._asked_at = 0.0
         self._pause_s = 0.0
         self._start_at = 0.0
         self._ended = Failed("its child process was not started")
@@ -178,11 +179,11 @@ class Child:
         try:
             running = self._running or await self._started()
             answer = await self._asked(running, here)
-        except NotStarted as error:
+        except NotAsked as error:
             return await self._failed(str(error))
         except TimeoutError:
             self._times += 1
-            self._since(time.monotonic() - self._asked_at)
+            self._since(self._within_s)
             return self._unanswered(stuck=not await self._ending())
         except (OSError, *_GARBAGE) as error:
             return await self._failed(f"its child process failed: {error}")
@@ -197,18 +198,18 @@ class Child:
     # --- one question ---
 
     async def _started(self) -> Running:
-        """A new child that is ready to be asked. NotStarted says why there is none."""
+        """A new child that is ready to be asked. NotAsked says why there is none."""
         running = self._running = self._start()
         self._keep()
         try:
             greeting = await self._answer(running, START_WITHIN_S)
         except TimeoutError:
             # That says nothing of what it would have read.
-            raise NotStarted(
+            raise NotAsked(
                 f"its child process did not start within {START_WITHIN_S:.0f} s"
             ) from None
         if greeting.why:
-            raise NotStarted(f"its child process cannot start: {greeting.why}")
+            raise NotAsked(f"its child process cannot start: {greeting.why}")
         return running
 
     def _start(self) -> Running:
@@ -224,13 +225,15 @@ class Child:
 
     async def _asked(self, running: Running, here: Here) -> Answer:
         assert running.popen.stdin is not None
-        self._asked_at = time.monotonic()
         running.popen.stdin.write(framed(msgspec.msgpack.encode(here)))
         running.popen.stdin.flush()
         return await self._answer(running, self._within_s)
 
     async def _answer(self, running: Running, within_s: Seconds) -> Answer:
-        """TimeoutError if none comes in time, ValueError if none can come any more."""
+        """TimeoutError if none comes in time, ValueError if none can come any more.
+
+        NotAsked if it had hardly any time on a processor.
+        """
         replies, waited_s = running.replies, 0.0
         before_s = _delayed_s(running.process.pid)
         while True:
@@ -242,6 +245,8 @@ class Child:
             delayed_s = _delayed_s(running.process.pid) - before_s
             left_s = min(within_s + delayed_s, DELAYED_MAX * within_s) - waited_s
             if left_s <= 0:
+                if delayed_s >= (DELAYED_MAX - 1) * within_s:
+                    raise NotAsked(f"its child process got no processor for {delayed_s:.0f} s")
                 raise TimeoutError
             replies.news.clear()
             looked = time.monotonic()

@@ -163,6 +163,7 @@ async def serve(address: str, port: int, text: Callable[[], str]) -> asyncio.Ser
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         ticket = object()
+        writer.transport.set_write_buffer_limits(0)  # drained is sent: what is left is cut off
         try:
             if len(open_now) < CONNECTIONS_MAX:
                 open_now.add(ticket)

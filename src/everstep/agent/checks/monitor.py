@@ -13,15 +13,7 @@ from typing import Any
 
 import msgspec
 
-from everstep.agent.checks.check import (
-    FOREVER,
-    AnyCheck,
-    Check,
-    Here,
-    History,
-    Limits,
-    Stamped,
-)
+from everstep.agent.checks.check import AnyCheck, Here, History, Limits, Stamped
 from everstep.agent.checks.judging import ITEMS_MAX, SEVERITY, fit, judge, not_read
 from everstep.diagnosis.words import Verdict
 from everstep.events import AlertCleared, AlertRaised
@@ -31,18 +23,12 @@ from everstep.model import MachineId, Seconds, Value
 Said = AlertRaised | AlertCleared
 
 
-class Patience(Value, frozen=True, kw_only=True):
-    """Times of the monitor itself; those of a check are its own."""
-
-    error_s: Seconds = 600.0
-    """A check that could not run for so long is told once: nobody watches that signal here. A
-    driver that is being reloaded, or a busy file system, is over by then."""
-    cleared_s: Seconds = 600.0
-    """So long the end of an alert is remembered, to be told again by the next agent: what a killed
-    agent said last may not have arrived."""
-
-
-PATIENCE = Patience()
+ERROR_S: Seconds = 600.0
+"""A check that could not run for so long is told once: nobody watches that signal here. A driver
+that is being reloaded, or a busy file system, is over by then."""
+CLEARED_S: Seconds = 600.0
+"""So long the end of an alert is remembered, to be told again by the next agent: what a killed
+agent said last may not have arrived."""
 
 
 class Standing(msgspec.Struct, kw_only=True):
@@ -81,15 +67,8 @@ class Monitor:
     """All checks of one machine."""
 
     def __init__(
-        self,
-        machine: MachineId,
-        checks: Iterable[AnyCheck],
-        remembered: Remembered,
-        *,
-        off: frozenset[str] = frozenset(),
-        patience: Patience = PATIENCE,
+        self, machine: MachineId, checks: Iterable[AnyCheck], remembered: Remembered
     ) -> None:
-        """`off`: checks that a site has turned off; nothing is said in their name."""
         self.could_not_run: Counter[str] = Counter()
         self.defects: Counter[str] = Counter()
         self.dropped: Counter[str] = Counter()
@@ -97,8 +76,6 @@ class Monitor:
         self.latest: dict[str, tuple[Result, ...]] = {}
         """Newest results of every check."""
         self._machine = machine
-        self._off = off
-        self._patience = patience
         self._by_source: dict[str, list[AnyCheck]] = {}
         self._by_name: dict[str, AnyCheck] = {}
         for check in checks:
@@ -106,8 +83,6 @@ class Monitor:
             self._by_name[check.name] = check
         self._histories = dict(remembered.histories)
         self._cleared = list(remembered.cleared)
-        self._foreign: dict[str, str] = {}
-        """Names that no check has, in which a source said what the silence of its child means."""
         self._standings: dict[str, dict[str, Standing]] = {}
         for each in remembered.standings:
             self._standings.setdefault(each.check, {})[each.item] = each
@@ -135,14 +110,14 @@ class Monitor:
         """
         said: list[Said] = []
         for each in list(self._all()):
-            gone = each.check in self._off or each.source not in self._by_source
+            gone = each.check not in self._by_name
             if gone and each.told is not None:
                 self._clear(each, now)
             elif gone:
                 self._forget(each)
             elif each.told is not None:
                 said.append(self._raised(each.told, now - each.told_at))
-        self._cleared = [each for each in self._cleared if now - each.at < self._patience.cleared_s]
+        self._cleared = [each for each in self._cleared if now - each.at < CLEARED_S]
         over = dict.fromkeys((each.check, each.item) for each in self._cleared)
         holds = {(each.check, each.item) for each in self.alerts()}
         return said + [self._over(*key) for key in over if key not in holds]
@@ -154,8 +129,6 @@ class Monitor:
         said: list[Said] = []
         seen: set[tuple[str, str]] = set()
         unsure: set[str] = set()
-        for name in [name for name, of in self._foreign.items() if of == source]:
-            del self._foreign[name], self.latest[name]
         for check in self._by_source.get(source, ()):
             judgement = judge(check, here, history)
             self.defects[check.name] += judgement.defect
@@ -168,7 +141,7 @@ class Monitor:
                 said += self._taken(source, result, sample.at)
         for each in list(self._all()):
             vanished = each.source == source and (each.check, each.item) not in seen
-            if vanished and each.check not in unsure:
+            if vanished and each.check not in unsure and each.check in self._by_name:
                 said += self._passed(each, sample.at)
         return said
 
@@ -182,13 +155,14 @@ class Monitor:
         return said
 
     def unanswered(self, source: str, result: Result | None, why: str, at: Seconds) -> list[Said]:
-        """The source's child does not answer; `result`: what the source says that this means."""
+        """The source's child does not answer; `result`: what the source says that this means.
+
+        It speaks in the name of a check, which a site may have turned off or weakened.
+        """
         said = self.not_sampled(source, why, at)
-        if result is not None and result.check not in self._off:
-            check = self._by_name.get(result.check)
-            fitted = fit(result, Limits() if check is None else check.limits)
-            if check is None:
-                self._foreign[result.check] = source
+        check = None if result is None else self._by_name.get(result.check)
+        if result is not None and check is not None:
+            fitted = fit(result, check.limits)
             self.latest[result.check] = (fitted,)
             said += self._taken(source, fitted, at)
         return said
@@ -223,8 +197,7 @@ class Monitor:
         told = standing.told
         if told is not None:
             worse = SEVERITY[result.verdict] > SEVERITY[told.verdict]
-            again_s = self._again_s(standing.check)
-            if not worse and at - standing.told_at < again_s:
+            if not worse and at - standing.told_at < self._by_name[standing.check].again_s:
                 return []
         return self._tell(standing, result, at)
 
@@ -232,7 +205,7 @@ class Monitor:
         """Says nothing of what was told before: nobody has looked."""
         if standing.error_since is None:
             standing.error_since = at
-        if standing.told is not None or at - standing.error_since < self._patience.error_s:
+        if standing.told is not None or at - standing.error_since < ERROR_S:
             return []
         return self._tell(standing, result, at)
 
@@ -243,7 +216,7 @@ class Monitor:
             return []
         if standing.passing_since is None:
             standing.passing_since = at
-        if at - standing.passing_since < self._clear_after_s(standing.check):
+        if at - standing.passing_since < self._by_name[standing.check].clear_after_s:
             return []
         return [self._clear(standing, at)]
 
@@ -275,13 +248,6 @@ class Monitor:
         keep = max(check.keep for check in self._by_source[source])
         past = (*former.past, former.now)
         return History(first=former.first, past=past[max(0, len(past) - keep) :], now=sample)
-
-    def _again_s(self, check: str) -> Seconds:
-        return self._by_name[check].again_s if check in self._by_name else FOREVER
-
-    def _clear_after_s(self, check: str) -> Seconds:
-        known = self._by_name.get(check)
-        return Check.clear_after_s if known is None else known.clear_after_s
 
     def _raised(self, result: Result, age_s: Seconds) -> AlertRaised:
         alert = Alert(result=result, age_s=max(0.0, age_s))

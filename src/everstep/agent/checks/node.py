@@ -4,8 +4,9 @@
 client of its Unix socket gets what kernel/feed.py expects: messages, a line of JSON each, with the
 lines of the kernel log that a rule knows, nothing of the others. What it may show to whom: lines
 about the machine, its devices and mounts to everybody who may connect; a line about a process names
-it only to that process's user and to root; addresses of the kernel are left out. Clients say
-nothing; one that does, or that does not read what it is sent, is hung up on.
+it only to that process's user and to root, and one that only mentions a process to root alone;
+addresses of the kernel are left out. Clients say nothing; one that does, or that does not read what
+it is sent, is hung up on. No user can keep the others out, or make much work.
 """
 
 from __future__ import annotations
@@ -35,15 +36,23 @@ from everstep.model import Seconds, UserError
 DEFAULT_SOCKET = Path("/run/everstep/node.sock")
 MOST_CLIENTS = 256
 """Agents of one host; each stand-in machine of a test has one."""
+OF_ONE_USER = 64
+"""Of them, those of one user who is not root: the others' agents are to find room."""
 UNREAD_MAX = 1 << 20
 """Bytes that wait for a client: three times all that is ever sent at once. Beyond it, the client is
 hung up on; when it comes again it gets all lines anew, so it misses nothing."""
 PAUSE_S: Seconds = 0.02
 """Between two looks into the log: a storm is read in larger parts."""
+ACCEPT_PAUSE_S: Seconds = 0.005
+"""Between two new clients, each of which is told all lines."""
+SAY_EVERY_S: Seconds = 10.0
+"""Between two lines of the log about clients: who connects again and again must not fill it."""
 PROCESS_NAMES = ("comm", "library", "cgroup", "limited", "uid", "anon_kb")
 """Groups of rules that tell of a process what only its user may know."""
 
 _KERNEL_ADDRESS = re.compile(r"\b(?:0x)?ffff[0-9a-f]{12}\b")
+_MENTIONED = re.compile(r"\bpid=[^,]*, name=[^,]*|\bcomm [^:,]*|^[^:]{1,15}(?=: attempt to access)")
+"""A process in lines about something else: XIDs, errors of file systems, ends of devices."""
 
 
 def serve(
@@ -81,30 +90,31 @@ class NodeService:
         self._clients: dict[int, _Client] = {}
         self._owners: dict[int, int | None] = {}
         self._selector = selectors.DefaultSelector()
+        self._paused: dict[int, Seconds] = {}
+        """Descriptors that nobody looks at before this time."""
+        self._said_at = -SAY_EVERY_S
 
     def run(self, ends: socket.socket) -> None:
         """Until something can be read from `ends`."""
         self._own(self._log.look())
         self._selector.register(ends, selectors.EVENT_READ)
-        self._selector.register(self._listener, selectors.EVENT_READ)
-        look_at, beat_at, watched = _now(), _now() + BEAT_S, False
+        self._paused = dict.fromkeys((self._log.fileno(), self._listener.fileno()), 0.0)
+        beat_at = _now() + BEAT_S
         try:
             while True:
-                if not watched and _now() >= look_at:
-                    self._selector.register(self._log, selectors.EVENT_READ)
-                    watched = True
-                wait_s = min(beat_at, beat_at if watched else look_at) - _now()
+                self._resume()
+                wait_s = min([beat_at, *self._paused.values()]) - _now()
                 ready = {key.fd: mask for key, mask in self._selector.select(max(0.0, wait_s))}
                 if ends.fileno() in ready:
                     return
                 if self._log.fileno() in ready:
-                    self._selector.unregister(self._log)
-                    look_at, watched = _now() + PAUSE_S, False
+                    self._pause(self._log.fileno(), PAUSE_S)
                     self._tell(self._log.look())
                 if _now() >= beat_at:
                     beat_at = _now() + BEAT_S
                     self._tell([], beat=True)
                 if self._listener.fileno() in ready:
+                    self._pause(self._listener.fileno(), ACCEPT_PAUSE_S)
                     self._accept()
                 for fd, mask in ready.items():
                     if fd in self._clients:
@@ -114,19 +124,35 @@ class NodeService:
                 self._hang_up(client, "")
             self._selector.close()
 
+    def _pause(self, fd: int, for_s: Seconds) -> None:
+        self._selector.unregister(fd)
+        self._paused[fd] = _now() + for_s
+
+    def _resume(self) -> None:
+        for fd in [fd for fd, at in self._paused.items() if at <= _now()]:
+            del self._paused[fd]
+            self._selector.register(fd, selectors.EVENT_READ)
+
+    def _mention(self, text: str) -> None:
+        """Something about a client, which it may do again and again."""
+        if _now() - self._said_at >= SAY_EVERY_S:
+            self._said_at = _now()
+            self._say(f"node service: {text}")
+
     # --- clients ---
 
     def _accept(self) -> None:
         try:
             connection, _ = self._listener.accept()
-            uid = peer_uid(connection)
         except OSError:
             return
-        if len(self._clients) >= MOST_CLIENTS:
-            self._say(f"node service: {MOST_CLIENTS} clients are connected, no more")
+        connection.setblocking(False)
+        uid = peer_uid(connection)
+        same = sum(client.uid == uid for client in self._clients.values())
+        if len(self._clients) >= MOST_CLIENTS or (same >= OF_ONE_USER and uid):
+            self._mention(f"{len(self._clients)} clients, {same} of user {uid}: no more of them")
             connection.close()
             return
-        connection.setblocking(False)
         client = _Client(connection, uid)
         self._clients[client.fd] = client
         self._selector.register(connection, selectors.EVENT_READ)
@@ -164,7 +190,7 @@ class NodeService:
 
     def _hang_up(self, client: _Client, why: str) -> None:
         if why:
-            self._say(f"node service: a client of user {client.uid} was hung up on: {why}")
+            self._mention(f"a client of user {client.uid} was hung up on: {why}")
         self._selector.unregister(client.connection)
         del self._clients[client.fd]
         client.connection.close()
@@ -193,7 +219,9 @@ class NodeService:
         """Lines as this user may see them."""
         for line in log.lines:
             shown = msgspec.structs.replace(line, text=_KERNEL_ADDRESS.sub("(address)", line.text))
-            if "pid" not in line.names or self._owners.get(line.seq) == uid:
+            if "pid" not in line.names:
+                yield _without_process(shown)
+            elif self._owners.get(line.seq) == uid:
                 yield shown
             elif line.rule != "oom.killed":  # of which oom.why tells as well
                 names = {k: v for k, v in line.names.items() if k not in PROCESS_NAMES}
@@ -221,6 +249,12 @@ class _Client:
         self.fd = connection.fileno()
         self.uid = uid
         self.unread = bytearray()
+
+
+def _without_process(line: Line) -> Line:
+    """A line about something else, without the process that it may mention."""
+    names = {name: _MENTIONED.sub("(process)", value) for name, value in line.names.items()}
+    return msgspec.structs.replace(line, names=names, text=_MENTIONED.sub("(process)", line.text))
 
 
 def _owner(line: Line, root: Path) -> int | None:

@@ -69,15 +69,14 @@ class Runner:
         checks: list[AnyCheck],
         sources: Mapping[str, AnySource],
         memory: ChecksMemory,
-        off: frozenset[str] = frozenset(),
     ) -> None:
-        """`off`: names of checks that a site has turned off. Checks without source are left out."""
+        """Checks without source are left out."""
         self.counts: dict[str, SourceCounts] = {}
         self._job = job
         self._memory = memory
         remembered, children = memory.read(sources)
         checks = [check for check in checks if check.source in sources]
-        self._monitor = Monitor(job.machine, checks, remembered, off=off)
+        self._monitor = Monitor(job.machine, checks, remembered)
         self._sources = {name: sources[name] for name in self._monitor.sources}
         self.left_behind = [kept.process for kept in children.values()]
         """Children of a former agent: they take samples, or hang; no ranks."""
@@ -140,11 +139,16 @@ class Runner:
             due = min(due, time.monotonic())  # there was news before it was time
 
     async def _present(self, source: AnySource) -> None:
-        """Wait until there is something to read. What was there once is read whatever happened."""
+        """Wait until there is something to read. What was there once is read whatever happened.
+
+        It is asked in any case: some learn then what they will say if their child is silent.
+        """
         counts = self.counts[source.name]
-        while not self._monitor.has_sampled(source.name):
+        while True:
             absent = attempt(lambda: source.absent(self._job.here()))
             counts.absent = absent.why if isinstance(absent, Failed) else absent
+            if self._monitor.has_sampled(source.name):
+                counts.absent = ""
             if not counts.absent:
                 return
             await asyncio.sleep(ABSENT_AGAIN_S)

@@ -19,6 +19,8 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from everstep.agent.checks.check import Here
+from everstep.agent.checks.kernel.kmsg import boot_id
+from everstep.agent.checks.xids import pci_address
 from everstep.agent.this_machine import ThisMachine
 from everstep.checkpoint.tier import is_url
 from everstep.files import FileUnreadable, read_json
@@ -27,6 +29,8 @@ from everstep.paths import Endpoint
 
 LOOK_AGAIN_S: Seconds = 60.0
 """Between two looks for new interfaces and another controller; ranks are looked at every time."""
+NO_GPU = "none"
+"""Stands for GPUs where the job uses none of them."""
 _SIOCGIFCONF = 0x8912
 _IFREQ_BYTES = 40
 """struct ifreq of a 64-bit kernel: a name of 16 bytes, then a union of 24."""
@@ -35,19 +39,12 @@ _IPV4 = slice(20, 24)
 """Of struct ifreq: sin_addr of the sockaddr_in that follows the name."""
 
 
-def boot_id(root: str = "/") -> str:
-    """Of the running kernel; empty where it cannot be read."""
-    try:
-        return (Path(root) / "proc/sys/kernel/random/boot_id").read_text().strip()
-    except (OSError, UnicodeDecodeError):
-        return ""
-
-
 class Chosen(NamedTuple):
     """What does not change while the agent lives, except that something is added."""
 
     interfaces: tuple[str, ...]
     hcas: tuple[str, ...]
+    gpus: tuple[str, ...]
     addresses: tuple[str, ...]
 
 
@@ -65,7 +62,7 @@ class Surroundings:
         self._environ = {**environ, **machine.setup.env, **machine.spec.env}
         self._pids = pids
         self._boot_id = boot_id()
-        self._chosen = Chosen((), (), ())
+        self._chosen = Chosen((), (), (), ())
         self._look_at = 0.0
 
     def now(self) -> Here:
@@ -77,6 +74,7 @@ class Surroundings:
             boot_id=self._boot_id,
             interfaces=self._chosen.interfaces,
             hcas=self._chosen.hcas,
+            gpus=self._chosen.gpus,
             paths=self._paths(),
             addresses=self._chosen.addresses,
             pids=tuple(self._pids()),
@@ -99,6 +97,7 @@ class Surroundings:
         return Chosen(
             _added(former.interfaces, interfaces),
             _added(former.hcas, self._hcas()),
+            former.gpus or gpus_of(self._environ.get("CUDA_VISIBLE_DEVICES")),
             _added((), [self._controller()]),
         )
 
@@ -113,7 +112,9 @@ class Surroundings:
         if said.startswith("^"):
             unused = picked(said[1:], names)
             return tuple(name for name in names if name not in unused)
-        return picked(said, names)
+        # Also what is named and gone: an agent that was started anew does not see it.
+        exact = said.startswith("=")
+        return _added(picked(said, names, exact=exact), picked(said, names, exact=True))
 
     def _paths(self) -> tuple[str, ...]:
         spec, setup = self._machine.spec, self._machine.setup
@@ -133,6 +134,45 @@ class Surroundings:
             return ""
         host = f"[{host}]" if ":" in host else host
         return host if port is None else f"{host}:{port}"
+
+
+def gpus_of(visible: str | None, root: str = "/") -> tuple[str, ...]:
+    """PCI addresses of the NVIDIA GPUs that CUDA_VISIBLE_DEVICES chooses; empty: all, or not known.
+
+    CUDA's own numbers are in the order of addresses as long as all GPUs are of one model, else it
+    is not told what they mean. Parts of GPUs (MIG) are left to be seen as a whole.
+    """
+    if visible is None:
+        return ()
+    entries = [each.strip() for each in visible.split(",")]
+    if entries[0] in {"", "-1", "NoDevFiles"}:
+        return (NO_GPU,)
+    known = _known_gpus(Path(root))
+    numbers = list(known) if len({model for model, _ in known.values()}) == 1 else []
+    found: list[str] = []
+    for entry in entries:
+        by_uuid = [pci for pci, (_, uuid) in known.items() if entry and uuid.startswith(entry)]
+        if entry.isdecimal() and int(entry) < len(numbers):
+            found.append(numbers[int(entry)])
+        elif entry.startswith("GPU-") and len(by_uuid) == 1:
+            found += by_uuid
+        else:
+            return ()
+    return _added((), found)
+
+
+def _known_gpus(root: Path) -> dict[str, tuple[str, str]]:
+    """Address -> model and UUID of each GPU that the driver shows here, in order."""
+    found = {}
+    try:
+        for gpu in sorted((root / "proc/driver/nvidia/gpus").iterdir()):
+            text = (gpu / "information").read_text("utf-8", "replace")
+            lines = dict(line.partition(":")[::2] for line in text.splitlines())
+            said = (lines.get(name, "").strip() for name in ("Model", "GPU UUID"))
+            found[pci_address(gpu.name)] = (next(said), next(said))
+    except OSError:
+        return {}
+    return found
 
 
 def picked(said: str, names: Iterable[str], *, exact: bool = False) -> tuple[str, ...]:

@@ -27,9 +27,11 @@ ANSWER_S = 30.0
 class Asking:
     """One source in a child of its own."""
 
-    def __init__(self, name: str, fake: FakeNvml, root: Path | None = None) -> None:
+    def __init__(
+        self, name: str, fake: FakeNvml, root: Path | None = None, gpus: tuple[str, ...] = ()
+    ) -> None:
         self.source = next(source for source in SOURCES if source.name == name)
-        here = Here(root=str(root or fake.machine()))
+        here = Here(root=str(root or fake.machine()), gpus=gpus)
         argv = [sys.executable, "-m", "tests.agent.checks.gpu.asking", name]
         self.process = subprocess.Popen(
             [*argv, msgspec.json.encode(here).decode()],

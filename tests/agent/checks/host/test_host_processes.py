@@ -113,7 +113,7 @@ def stuck(*tasks: Stuck) -> ProcessesSample:
         ([stuck(RANK)] * 4 + [stuck()], {"": "info"}),
         ([stuck(RANK), stuck(RANK), stuck(), stuck(RANK), stuck(RANK)], {"": "info"}),
         ([stuck(RANK), stuck(RANK), stuck(AGAIN), stuck(RANK), stuck(RANK)], {"": "info"}),
-        ([stuck(SMI, WORKER)] * 5, {"pid 9": "evict", "pid 8": "suspect"}),
+        ([stuck(SMI, WORKER)] * 5, {"pid 9": "suspect", "pid 8": "suspect"}),
         ([stuck(BACKUP)] * 5, {"pid 10": "warn"}),
         ([stuck()] * 5, {"": "info"}),
     ],
@@ -127,7 +127,7 @@ def test_the_same_task_stuck_five_times_is_told(
 def test_a_site_may_hear_of_ranks_only() -> None:
     check = check_of(Dstate, ranks_only=True)
     samples = [stuck(SMI, WORKER, BACKUP)] * 5
-    assert verdicts(check, samples) == {"pid 9": "evict", "pid 8": "suspect"}
+    assert verdicts(check, samples) == {"pid 9": "suspect", "pid 8": "suspect"}
     assert verdicts(check, [stuck(BACKUP)] * 5) == {"": "info"}
 
 
@@ -298,6 +298,13 @@ def edac(corrected: int, uncorrected: int = 0) -> EdacSample:
 )
 def test_errors_of_main_memory(samples: list[EdacSample], expected: str) -> None:
     assert verdict(check_of(MemoryErrors), samples, every_s=60.0) == expected
+
+
+def test_memory_is_of_all_machines_on_one_kernel() -> None:
+    samples = [edac(0, 0), edac(0, 1)]
+    (result,) = judged(check_of(MemoryErrors), samples, Here(boot_id="k1"))
+    assert (result.verdict, result.cause) == ("evict", "boot k1")
+    assert judged(check_of(MemoryErrors), samples)[0].cause == ""
 
 
 def test_corrected_errors_of_earlier_hours_do_not_add_up() -> None:

@@ -12,11 +12,12 @@ import pytest
 from everstep.agent.checks.check import Here
 from everstep.agent.checks.host import source_mounts
 from everstep.agent.checks.host.disk import Disk
-from everstep.agent.checks.host.mount_table import by_point, mount_of, parse
 from everstep.agent.checks.host.mounts import MountsThere
 from everstep.agent.checks.host.readonly import ReadOnly
 from everstep.agent.checks.host.source_mounts import Mounts, MountsSample, Place
 from everstep.agent.checks.host.storage import Storage
+from everstep.agent.checks.kernel.clients import ClientsSource
+from everstep.agent.checks.mount_table import by_point, mount_of, parse
 from everstep.diagnosis.words import Category
 from tests.agent.checks.host.support import (
     check_of,
@@ -84,7 +85,7 @@ def test_a_hung_file_system_is_told_with_its_time_and_the_others_still_answer(
         now = with_(at(hung, samples[-1]), hangs_s=16.0)
         (result,) = judged(STORAGE, [first, now], here)
         assert (result.verdict, result.item) == ("suspect", str(hung))
-        assert result.cause == "mount everstep-test"
+        assert result.cause == "storage everstep-test"
         server.send_signal(signal.SIGCONT)
         until(lambda: not at(hung, source.sample(here)).hangs_s)
         assert verdicts(STORAGE, [source.sample(here)], here)[str(hung)] == "info"
@@ -130,14 +131,14 @@ def test_requests_that_pile_up_at_a_fuse_server_are_counted(tmp_path: Path) -> N
     connections.mkdir(parents=True)
     (root / "proc").symlink_to("/proc")
     (root / "data").symlink_to(hung)
-    here, source = Here(root=str(root), paths=("/data",)), Mounts()
+    asks, source = Here(root=str(root), paths=("/data",)), Mounts()
+    looks, clients = Here(root=str(root), paths=(str(hung),)), ClientsSource()
     with fuse(hung) as server, mounted(connections, "-t", "fusectl", "fusectl"):
-        before = source.sample(here).of("/data")
+        source.sample(asks)
+        assert clients.sample(looks).waiting == {str(hung): 0}
         server.send_signal(signal.SIGSTOP)
-        after = source.sample(here).of("/data")
-    assert before is not None
-    assert after is not None
-    assert (before.waiting, after.waiting) == (0, 1)
+        source.sample(asks)
+        assert clients.sample(looks).waiting == {str(hung): 1}
 
 
 def test_a_process_that_looks_at_storage_and_is_silent_itself_is_suspect() -> None:
@@ -167,7 +168,7 @@ def test_storage_that_hangs_is_suspect_and_then_evicts(
     if result.failed:
         shared = place is NFS
         assert result.category == (Category.FILESYSTEM_MOUNT if shared else Category.DISK_FAULT)
-        assert result.cause == ("mount store:/x" if shared else "")
+        assert result.cause == ("storage store" if shared else "")
 
 
 @pytest.mark.parametrize(
@@ -195,21 +196,6 @@ def test_an_error_that_was_away_meanwhile_counts_from_its_return() -> None:
     bad, good = with_(LOCAL, error="EIO"), with_(LOCAL)
     assert verdict(STORAGE, [bad] * 20, every_s=5.0) == "evict"
     assert verdict(STORAGE, [*[bad] * 10, good, *[bad] * 10], every_s=5.0) == "suspect"
-
-
-@pytest.mark.parametrize(
-    ("waiting", "expected"),
-    [
-        ([1, 2, 3, 4], "warn"),
-        ([9, 1, 2, 3, 4], "warn"),
-        ([1, 2, 3], "info"),
-        ([1, 2, 2, 3], "info"),
-        ([4, 0, 3, 4], "info"),
-        ([None, None, None, None], "info"),
-    ],
-)
-def test_a_growing_queue_of_fuse_is_a_warning(waiting: list[int | None], expected: str) -> None:
-    assert verdict(STORAGE, [with_(NFS, waiting=each) for each in waiting]) == expected
 
 
 def test_directories_on_one_file_system_are_one_finding() -> None:
@@ -245,10 +231,26 @@ def test_a_directory_that_is_gone_is_suspect_and_one_that_never_was_is_not(tmp_p
 def test_other_storage_below_a_directory_is_told_with_the_cause_of_the_lost_one() -> None:
     fallen = with_(NFS, mount="/", type="ext4", device="/dev/sda1", shared=False)
     (result,) = judged(MOUNTS, [with_(NFS), fallen], DATA)
-    assert (result.verdict, result.cause) == ("suspect", "mount store:/x")
+    assert (result.verdict, result.cause) == ("suspect", "storage store")
     unknown = with_(NFS, mount="")
     assert verdict(MOUNTS, [with_(NFS), unknown], DATA) == "error"
     assert not judged(MOUNTS, [with_(NFS), fallen]), "the job does not need it"
+
+
+def test_what_an_automounter_gives_and_takes_is_no_change() -> None:
+    """The first sample is of the place that it holds; asking for it mounts data, read-only."""
+    held = with_(NFS, type="autofs", device="auto.data")
+    data = with_(NFS, read_only="ro")
+    gone = with_(NFS, type="autofs", exists=False)
+    assert verdict(MOUNTS, [held, data], DATA) == "info"
+    assert verdict(MOUNTS, [data, held], DATA) == "info"
+    assert verdict(READ_ONLY, [held, data], DATA) == "info"
+    assert verdict(MOUNTS, [data, gone], DATA) == "suspect", "gone all the same"
+
+
+def test_two_exports_of_one_server_are_one_cause() -> None:
+    (home,) = with_(NFS, device="store:/home").places
+    assert NFS.cause == home.cause == "storage store"
 
 
 # --- file systems that turn read-only ------------------------------------------------------------
@@ -294,7 +296,7 @@ def test_a_file_system_that_was_stopped_before_the_job_came_evicts_as_well() -> 
 
 def test_shared_storage_that_turned_read_only_names_what_the_accusers_share() -> None:
     (result,) = judged(READ_ONLY, [with_(NFS), with_(NFS, read_only="ro")], DATA)
-    assert (result.cause, result.category) == ("mount store:/x", Category.FILESYSTEM_MOUNT)
+    assert (result.cause, result.category) == ("storage store", Category.FILESYSTEM_MOUNT)
 
 
 # --- space and inodes ----------------------------------------------------------------------------
@@ -344,7 +346,7 @@ def test_full_is_what_the_next_checkpoint_fails_on(
     (result,) = judged(DISK, [with_(LOCAL, **fields)], CKPT)
     assert result.verdict == expected
     if expected == "job":
-        assert result.cause == "mount /dev/sda1"
+        assert result.cause == "storage /dev/sda1"
 
 
 @pytest.mark.parametrize("fields", [{"error": "EIO"}, {"size": 0}, {"read_only": "ro", "free": 0}])

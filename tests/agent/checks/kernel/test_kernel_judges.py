@@ -100,6 +100,12 @@ def test_a_nic_that_stops_sending_counts_twice() -> None:
     assert (result.verdict, result.counts) == (Verdict.WARN, Counts.TWICE)
 
 
+def test_a_line_that_is_read_late_is_no_strike_of_its_own() -> None:
+    """The link went down with it, and that was counted when it happened."""
+    result = one("NETDEV WATCHDOG: eth0 (mlx5_core): transmit queue 3 timed out", at=970.0)
+    assert (result.verdict, result.counts) == (Verdict.WARN, Counts.NEVER)
+
+
 def test_a_container_knows_its_pod_by_its_id() -> None:
     slice_ = "/kubepods.slice/kubepods-pod0a1b2c3d_0000_1111_2222_333344445555.slice/cri-1"
     assert one(f"cgroup: fork rejected by pids controller in {slice_}").verdict is Verdict.USER

@@ -25,7 +25,7 @@ from everstep.agent.checks.kernel.feed import MESSAGE_MAX, NodeFeed, NodeNews
 from everstep.agent.checks.kernel.kmsg import Kmsg, boot_id
 from everstep.agent.checks.kernel.lines import KernelLog
 from everstep.agent.checks.kernel.source import KernelSource
-from everstep.agent.checks.node import UNREAD_MAX, NodeService, _Client, serve
+from everstep.agent.checks.node import OF_ONE_USER, UNREAD_MAX, NodeService, _Client, serve
 from everstep.model import UserError
 from tests.agent.checks.kernel.kernel_logs import (
     KMSG,
@@ -157,6 +157,54 @@ def test_a_user_hears_of_devices_but_not_of_others_processes(service: Service) -
     until(lambda: hears(feed, address))
     assert mark in str(feed.known().lines)
     feed.close()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "NVRM: Xid (PCI:0000:05:00): 31, pid=4711, name=secret, Ch 00000008",
+        "NVRM: Xid (PCI:0000:05:00): 31, pid='4711', name=secret, Ch 00000008",
+        "EXT4-fs error (device sda1): ext4_find_entry:1684: inode #2: comm secret: reading 0",
+        "secret: attempt to access beyond end of device sda6: rw=0, sector=4, nr_sectors = 1",
+    ],
+)
+def test_a_process_that_a_line_only_mentions_is_roots_to_know(text: str) -> None:
+    reader = Kmsg(KMSG, BOOT)
+    service = NodeService(reader, socket.socket(), Path("/"), print)
+    known = log(line(7, 1.0, text))
+    assert known.lines, "a rule knows it"
+    shown = service._message(known, NOBODY).decode()
+    assert "secret" not in shown
+    assert "4711" not in shown
+    assert "(process)" in shown
+    assert "secret" in service._message(known, 0).decode()
+    service._selector.close()
+    service._listener.close()
+    reader.close()
+
+
+def test_no_user_keeps_the_others_out(service: Service) -> None:
+    """And who tries gets no line of the log for each try."""
+
+    def greedy() -> str:
+        held = []
+        for _ in range(OF_ONE_USER + 8):
+            connection = socket.socket(socket.AF_UNIX)
+            connection.settimeout(20)
+            connection.connect(str(service.path))
+            held.append(connection)
+        return str(sum(bool(each.recv(1)) for each in held))
+
+    assert as_nobody(greedy) == f"{OF_ONE_USER}"
+    feed = NodeFeed(service.path, BOOT)
+    address = own_address()
+    write(broken(address))
+    until(lambda: hears(feed, address))
+    feed.close()
+    assert service.process.stdout is not None
+    assert f"of user {NOBODY}: no more" in service.process.stdout.readline()
+    service.end()
+    assert service.process.stdout.read() == ""
 
 
 def test_a_user_hears_of_his_own_processes(service: Service) -> None:

@@ -89,6 +89,22 @@ def test_devices_and_the_ports_above_them_are_found(tmp_path: Path) -> None:
     assert ours.pids == (7,)
 
 
+def test_gpus_and_ports_of_others_are_not_the_jobs(tmp_path: Path) -> None:
+    """What it names counts, or what its container was given; and never what Azure takes away."""
+    machine(tmp_path)
+    other = "pci0000:4d/0000:4d:03.0/0000:54:00.0"
+    put(tmp_path / "sys/devices" / other / "class", "0x030200")
+    put(tmp_path / "sys/devices" / other / "vendor", "0x10de")
+    link(tmp_path / "sys/bus/pci/devices/0000:54:00.0", tmp_path / "sys/devices" / other)
+    root = str(tmp_path)
+    assert "0000:54:00.0" not in Inventory().look(Here(root=root)).pci
+    named = Inventory().look(Here(root=root, gpus=("0000:54:00.0",), hcas=("mlx5_7",)))
+    assert {"0000:54:00.0", Path(SWITCH).name} <= set(named.pci)
+    assert not {Path(GPU).name, Path(HCA).name} & set(named.pci)
+    (tmp_path / "sys/class/infiniband/mlx5_0").rename(tmp_path / "sys/class/infiniband/mlx5_an0")
+    assert Path(HCA).name not in Inventory().look(Here(root=root)).pci
+
+
 def test_only_disks_and_servers_of_the_jobs_paths_count(tmp_path: Path) -> None:
     machine(tmp_path)
     paths = ("/scratch/run", "/data/fast/set", "/data/x", "/with space/y")

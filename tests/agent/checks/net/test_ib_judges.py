@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
+from everstep.agent.checks.check import Here
 from everstep.agent.checks.net.ib_device import DeviceCheck
 from everstep.agent.checks.net.ib_errors import PortErrorLimits, PortErrorsCheck
 from everstep.agent.checks.net.ib_gid import GidCheck
@@ -83,6 +85,41 @@ def test_devices_that_are_ignored() -> None:
     assert not judge(PortCheck(PortLimits()), azure)
     assert not judge(DeviceCheck(PortLimits()), [azure[0], ports()])
     assert said(judge(PortCheck(PortLimits(ignore=())), azure)) == {"mlx5_an0/1": "warn+"}
+
+
+def test_a_port_that_the_job_does_not_use_is_nobody_s_business() -> None:
+    """A DPU's, or one for storage: NCCL_IB_HCA names those that count."""
+    named = Here(hcas=("mlx5_0",))
+    samples = [ports(active(), active()), ports(active(), other("DOWN"))]
+    assert said(judge(PortCheck(PortLimits()), samples)) == {
+        "mlx5_0/1": "info",
+        "mlx5_1/1": "warn+",
+    }
+    assert said(judge(PortCheck(PortLimits()), samples, here=named)) == {"mlx5_0/1": "info"}
+    gone = [ports(active(), active()), ports(active())]
+    assert said(judge(DeviceCheck(PortLimits()), gone, here=named)) == {"mlx5_0": "info"}
+
+
+def test_a_function_that_a_host_lends_to_a_container_may_go() -> None:
+    def lent(sample: Ports) -> Ports:
+        return msgspec.structs.replace(sample, lent=("mlx5_1",))
+
+    both, one = lent(ports(active(), active())), lent(ports(active()))
+    down = lent(ports(active(), other("DOWN")))
+    check = DeviceCheck(PortLimits())
+    assert said(judge(check, [both, one])) == {"mlx5_0": "info", "mlx5_1": "warn"}
+    assert said(judge(PortCheck(PortLimits()), [both, down]))["mlx5_1/1"] == "warn"
+    used = Here(hcas=("mlx5_1",))
+    assert said(judge(check, [both, one], here=used)) == {"mlx5_1": "evict"}
+    assert said(judge(PortCheck(PortLimits()), [both, down], here=used)) == {"mlx5_1/1": "warn+"}
+
+
+def test_what_happened_while_nobody_could_look_is_no_second_event() -> None:
+    """The firmware hung for a while, which ib.answers told, and the link went down by that."""
+    samples = [ports(active()), ports(active(downed=1))]
+    assert said(judge(PortCheck(PortLimits()), samples, every_s=35.0)) == {"mlx5_0/1": "info"}
+    still = [ports(active()), ports(other("DOWN"))]
+    assert said(judge(PortCheck(PortLimits()), still, every_s=35.0)) == {"mlx5_0/1": "warn+"}
 
 
 # --- ib.device -----------------------------------------------------------------------------------
@@ -179,6 +216,20 @@ def test_errors_that_come_too_fast(name: str, grown: int, verdict: str) -> None:
     assert errors({name: 3, "link_downed": 0}, {name: 3 + grown, "link_downed": 0}) == verdict
     assert errors({name: 9 + grown}, {name: 9}) == "info", "cleared"
     assert errors({name: 3, "link_downed": 0}, {name: 3 + grown, "link_downed": 1}) == "info"
+
+
+def test_errors_of_a_link_that_is_trained_anew_belong_to_its_fall() -> None:
+    """Else one fall, tolerated once, would count twice: with ib.port, and half a minute later."""
+    before, down = {"link_downed": 0}, {"link_downed": 1}
+    fall = [{**before, **_HARD_0}, {**down, **_HARD_0}, {**down, **_HARD_1}]
+    check = PortErrorsCheck(PortErrorLimits())
+    for more in range(10):
+        samples = [held(each) for each in (*fall, *[fall[-1]] * more)]
+        assert said(judge(check, samples, every_s=5.0)) == {"mlx5_0/1": "info"}
+
+
+_HARD_0 = {"local_link_integrity_errors": 0}
+_HARD_1 = {"local_link_integrity_errors": 1}
 
 
 def test_a_short_history_makes_no_high_rate() -> None:

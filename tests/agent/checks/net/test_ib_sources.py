@@ -80,6 +80,23 @@ def test_a_port_that_appears_later_is_found(here: Here) -> None:
     }
 
 
+def test_virtual_functions_beside_their_device_may_be_lent(here: Here) -> None:
+    for device in ("mlx5_0", "mlx5_1"):
+        port(here, device)
+    source = PortsSource()
+    virtual = here.path("/sys/class/infiniband/mlx5_1/device")
+    virtual.mkdir()
+    (virtual / "physfn").symlink_to("../../mlx5_0")
+    assert source.sample(here).lent == ("mlx5_1",)
+    shutil.rmtree(here.path("/sys/class/infiniband/mlx5_1"))
+    assert source.sample(here).lent == ("mlx5_1",), "also when it is gone"
+    port(here, "mlx5_1")
+    virtual.mkdir()
+    (virtual / "physfn").symlink_to(here.path("/"))
+    shutil.rmtree(here.path("/sys/class/infiniband/mlx5_0"))
+    assert PortsSource().sample(here).lent == (), "in a container it is all there is"
+
+
 def test_the_rate_is_read_rarely_and_when_a_port_comes_up(here: Here) -> None:
     path = port(here, "mlx5_0")
     source = PortsSource()

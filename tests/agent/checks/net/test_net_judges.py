@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from everstep.agent.checks.check import Here, Limits
 from everstep.agent.checks.net.conntrack import ConntrackCheck, ConntrackLimits
@@ -25,6 +26,7 @@ from tests.agent.checks.net.judging import judge, said
 LINK = LinkCheck(Limits())
 UP = Interface(up=True, changes=2, physical=True, driver="mlx5_core", speed_mbps=100000)
 DOWN = Interface(up=False, why="it has no carrier", changes=3, physical=True)
+DOWN_AGAIN = Interface(up=False, why="it has no carrier", changes=5, was_up=True)
 AGAIN = Interface(up=True, changes=4, physical=True)
 
 
@@ -70,7 +72,8 @@ def test_a_reset_of_one_counter_is_one_of_all() -> None:
         ([UP, UP], "info"),
         ([UP, DOWN], "warn+"),
         ([UP, DOWN, DOWN], "warn+"),
-        ([DOWN], "warn+"),  # the job names it, or has its default route: it cannot train like that
+        ([DOWN], "warn"),  # named, perhaps as one of many, and never connected
+        ([DOWN, UP, DOWN_AGAIN], "warn+"),
         ([UP, DOWN, AGAIN], "info"),  # coming back is not a second event
         ([UP, AGAIN], "warn+"),
         ([UP, AGAIN, AGAIN], "info"),
@@ -115,6 +118,21 @@ def test_a_port_of_rdma_is_judged_once() -> None:
     results = judge(LINK, [seen(eth0=UP), seen(eth0=card)])
     assert said(results) == {"eth0": "info"}
     assert "judged by ib.port as mlx5_0" in results[0].why
+
+
+def test_a_card_whose_ports_nobody_judges_is_judged_by_its_link() -> None:
+    """The job talks over its front-end interface, and names other devices for RDMA."""
+    others = Here(hcas=("mlx5_7",))
+    for device, here in (("mlx5_0", others), ("mlx5_an0", Here())):
+        card = msgspec.structs.replace(DOWN, rdma=(device,))
+        results = judge(LINK, [seen(eth0=UP), seen(eth0=card)], here=here)
+        assert said(results) == {"eth0": "warn+"}
+
+
+def test_a_flap_while_nobody_could_look_is_no_second_event() -> None:
+    samples = [seen(eth0=UP), seen(eth0=AGAIN)]
+    assert said(judge(LINK, samples, every_s=35.0)) == {"eth0": "info"}
+    assert said(judge(LINK, [seen(eth0=UP), seen(eth0=DOWN)], every_s=35.0)) == {"eth0": "warn+"}
 
 
 def test_a_kernel_that_does_not_tell_is_a_finding() -> None:
@@ -194,9 +212,10 @@ def counted(packets: int, lost: int = 0, changes: int = 2, **other: int) -> Inte
     ("first", "now", "verdict"),
     [
         (counted(0), counted(1_000_000, 50), "info"),
-        (counted(0), counted(1_000_000, 300), "warn+"),
+        (counted(0), counted(1_000_000, 300), "warn"),  # the host had no room for them
+        (counted(0, rx_missed_errors=0), counted(10**6, rx_missed_errors=300), "warn"),
         (counted(0), counted(100, 29), "info"),  # too few to say anything
-        (counted(0), counted(100, 31), "warn+"),
+        (counted(0), counted(100, 31), "warn"),
         (counted(0), counted(0), "info"),
         (counted(0, 900), counted(1_000_000, 900), "info"),  # of old
         (counted(10**6, 900), counted(1000, 800), "info"),  # reset
@@ -205,6 +224,7 @@ def counted(packets: int, lost: int = 0, changes: int = 2, **other: int) -> Inte
         (counted(0), counted(10**6, rx_dropped=10**5), "info"),  # frames nobody wants
         (counted(0), counted(10**6, rx_missed_errors=300), "info"),  # first seen now
         (counted(0, rx_errors=0), counted(10**6, rx_errors=300), "warn+"),
+        (counted(0, rx_errors=0), counted(10**6, 300, rx_errors=20), "warn"),
         (counted(0), Interface(up=True), "error"),
     ],
 )
@@ -213,17 +233,32 @@ def test_loss_is_a_part_of_all_packets(first: Interface, now: Interface, verdict
     assert said(judge(ErrorsCheck(ErrorsLimits()), samples)) == {"eth0": verdict}
 
 
-def test_loss_is_over_when_the_window_is() -> None:
-    bad = counted(10**6, 300)
+def test_loss_around_a_flap_belongs_to_it() -> None:
+    """Else a flap that is tolerated once would count twice: when it is seen, and by its losses."""
+    before = counted(0, rx_errors=0)
+    flap = counted(10, changes=4, rx_errors=0)
     check = ErrorsCheck(ErrorsLimits())
-    assert said(judge(check, [seen(eth0=counted(0)), *[seen(eth0=bad)] * 30])) == {"eth0": "warn+"}
+    for after in range(3, 90):
+        lost = counted(10**6, changes=4, rx_errors=300)
+        since = [replace(lost, changed_s=float(second)) for second in range(3, after + 1)]
+        samples = [before, replace(flap, changed_s=0.0), *since]
+        assert said(judge(check, [seen(eth0=each) for each in samples])) == {"eth0": "info"}
+    down = replace(counted(10**6, rx_errors=300), up=False)
+    assert said(judge(check, [seen(eth0=before), seen(eth0=down)])) == {"eth0": "info"}
+
+
+def test_loss_is_over_when_the_window_is() -> None:
+    bad = counted(10**6, rx_errors=300)
+    check = ErrorsCheck(ErrorsLimits())
+    good = seen(eth0=counted(0, rx_errors=0))
+    assert said(judge(check, [good, *[seen(eth0=bad)] * 30])) == {"eth0": "warn+"}
     assert said(judge(check, [seen(eth0=counted(0)), *[seen(eth0=bad)] * 32])) == {"eth0": "info"}
     assert not judge(check, [seen(), seen(eth0=bad)]), "the first look alarms nobody"
 
 
 def test_loss_beside_rdma_is_no_strike() -> None:
-    card = msgspec.structs.replace(counted(1000, 300), rdma=("mlx5_0",))
-    samples = [seen(eth0=counted(0)), seen(eth0=card)]
+    card = replace(counted(1000, rx_errors=300), rdma=("mlx5_0",))
+    samples = [seen(eth0=counted(0, rx_errors=0)), seen(eth0=card)]
     assert said(judge(ErrorsCheck(ErrorsLimits()), samples)) == {"eth0": "warn"}
 
 

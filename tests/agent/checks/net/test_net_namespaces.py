@@ -74,7 +74,7 @@ def test_packets_that_are_lost_and_an_mtu_that_changed(network: Network) -> None
     host.order("datagrams", to=(GATEWAY, 9), count=40, size=1000)
     samples += [host.sample("net", Interfaces) for _ in range(5)]
     results = judge(check, samples)
-    assert said(results) == {"eth0": "warn+"}
+    assert said(results) == {"eth0": "warn"}, "no wire lost them"
     assert results[0].values["lost_packets"] == 40
     host.ip("link", "set", "eth0", "mtu", "1280")
     samples += [host.sample("net", Interfaces) for _ in range(RARELY)]

@@ -122,6 +122,20 @@ def test_what_hardly_changes_is_read_rarely_and_a_change_is_seen_at_once(here: H
     assert (look.changes, look.speed_mbps) == (4, 100)
 
 
+def test_packets_are_counted_when_the_link_changes(here: Here) -> None:
+    """What was lost around a change is else found half a minute later, and counts once more."""
+    eth0 = interface(here, "eth0", driver="mlx5_core")
+    source = InterfacesSource()
+    assert source.sample(here).interfaces["eth0"].changed_s is None
+    write(eth0, {"carrier_changes": 4, "statistics/rx_errors": 300})
+    flapped = source.sample(here).interfaces["eth0"]
+    assert flapped.counts["rx_errors"] == 300
+    assert flapped.changed_s == 0
+    later = source.sample(here).interfaces["eth0"]
+    assert later.changed_s is not None
+    assert later.changed_s > 0
+
+
 def test_a_link_is_down_before_operstate_says_so(here: Here) -> None:
     path = interface(here, "eth0", driver="ixgbe")
     source = InterfacesSource()

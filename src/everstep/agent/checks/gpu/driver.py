@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from everstep.agent.checks.check import Check, Here, History
+from everstep.agent.checks.check import Check, Here, History, Limits
 from everstep.agent.checks.gpu.per_gpu import baseline
 from everstep.agent.checks.gpu.samples import Code, NvmlSample
-from everstep.agent.checks.gpu.starting import StartLimits, judge_start
 from everstep.diagnosis.words import Category, Verdict
 from everstep.health import Result
 
@@ -28,33 +27,37 @@ FAULTS = {
 }
 
 
-class Driver(Check[NvmlSample, StartLimits]):
-    """Return codes of NVML as a whole."""
+LATER = frozenset({Code.LIB_RM_VERSION_MISMATCH, Code.CORRUPTED_INFOROM})
+"""What runs goes on: a package was updated below it, or a GPU has forgotten something that it does
+not need for computing. The next start may fail, and then this weighs."""
+
+
+class Driver(Check[NvmlSample, Limits]):
+    """Return codes of NVML as a whole. Evicts where GPUs were at work and cannot be any more."""
 
     name = "gpu.driver"
     source = "nvml"
     about = "NVIDIA's driver answers, and is not at odds with its library (NVML)"
-    limits_type = StartLimits
 
     def judge(self, here: Here, history: History[NvmlSample]) -> Iterable[Result]:
+        del here
         now = history.now.sample
-        if now.starting_s:
-            hangs = judge_start(self.name, self.limits, here, now.starting_s, now.driver)
-            why = f"the GPUs have been starting for {now.starting_s:.0f} s"
-            yield hangs or self.could_not_run(why)
-        elif not now.error:
+        if not now.error:
             yield self.passed(f"driver {now.driver} answers", gpus=len(now.gpus))
         else:
-            yield self._failed(now, needed=now.expected or baseline(history) is not None)
+            yield self._failed(now, had_gpus=baseline(history) is not None)
 
-    def _failed(self, now: NvmlSample, *, needed: bool) -> Result:
+    def _failed(self, now: NvmlSample, *, had_gpus: bool) -> Result:
         """What a code means. A library without GPUs to drive, as some images have, is no fault."""
         code = next((code for code in FAULTS if code == now.error), None)
-        if code is None or not needed:
+        if code is None or not (had_gpus or now.on_bus):
             return self.could_not_run(f"NVML returned {now.error}", do="Run nvidia-smi here.")
+        if code is Code.DRIVER_NOT_LOADED and now.driver:
+            why = f"NVML sees no driver, and the kernel has {now.driver}: this container may not"
+            return self.could_not_run(why, do="Give the container its GPUs (/dev/nvidia*) again.")
         why, do = FAULTS[code]
         return self.found(
-            Verdict.EVICT,
+            Verdict.EVICT if had_gpus and code not in LATER else Verdict.SUSPECT,
             Category.GPU_UNAVAILABLE,
             f"{why} (NVML code {now.error})",
             do,

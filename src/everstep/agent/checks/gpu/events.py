@@ -12,7 +12,14 @@ from collections import deque
 from typing import Any
 
 from everstep.agent.checks.check import Here, NotReadable, Source
-from everstep.agent.checks.gpu.library import Library, NvmlFailed, driver_version, hung, why_absent
+from everstep.agent.checks.gpu.library import (
+    Library,
+    NvmlFailed,
+    driver_version,
+    hung,
+    is_ours,
+    why_absent,
+)
 from everstep.agent.checks.gpu.reading import RECOVERY_ACTION_FIELD, read_field
 from everstep.agent.checks.gpu.samples import Code, XidSample
 from everstep.agent.checks.xids import XidEvent, pci_address
@@ -60,7 +67,7 @@ class XidSource(Source[XidSample]):
             starting_s = self._library.open()
             if not starting_s:
                 self._wait()
-                answers = self._ask()
+                answers = self._ask(here)
         except NvmlFailed as failed:
             self._library.forget()
             self._watched = None
@@ -72,7 +79,7 @@ class XidSource(Source[XidSample]):
             driver=driver_version(here),
             starting_s=starting_s,
             answers=answers,
-            events=tuple(self._events),
+            events=tuple(event for event in self._events if is_ours(event.pci, here)),
         )
 
     def unanswered(self, for_s: Seconds, times: int) -> Result | None:
@@ -94,11 +101,13 @@ class XidSource(Source[XidSample]):
             elif error.value != Code.TIMEOUT:
                 raise NvmlFailed(error.value) from error
 
-    def _ask(self) -> dict[str, int]:
-        """Ask each GPU something that only its driver can answer."""
+    def _ask(self, here: Here) -> dict[str, int]:
+        """Ask each GPU of ours something that only its driver can answer."""
         nvml = self._library.nvml
         answers = {}
         for pci, handle in self._handles.items():
+            if not is_ours(pci, here):
+                continue
             try:
                 nvml.nvmlDeviceGetUtilizationRates(handle)
             except nvml.NVMLError as error:

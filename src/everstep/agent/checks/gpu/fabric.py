@@ -21,14 +21,18 @@ class FabricLimits(Limits, frozen=True, kw_only=True):
 
     after_boot_s: Seconds = 300.0
     """Seconds that the fabric manager may take after a boot."""
+    lost_s: Seconds = 60.0
+    """Seconds without a registration before it counts: a fabric manager that is started again, for
+    an update say, registers all GPUs anew, and those that compute go on."""
 
 
 class Fabric(PerGpu[FabricLimits]):
-    """State and status of the registration. Evicts if it had worked, seen twice in a row."""
+    """State and status of the registration. Evicts if it had worked."""
 
     name = "gpu.fabric"
     about = "GPUs are registered with their NVSwitch fabric (NVML's fabric info)"
     limits_type = FabricLimits
+    keep = 12
 
     def judge_gpu(self, gpu: History[Gpu], sample: NvmlSample) -> Result | None:
         del sample
@@ -39,12 +43,18 @@ class Fabric(PerGpu[FabricLimits]):
         wrong = _wrong(now)
         if not wrong:
             return self._registered(now)
-        twice = bool(gpu.past) and _wrong(gpu.past[-1].sample) == wrong
-        if not twice or gpu.now.at < self.limits.after_boot_s:
-            return self.passed(f"{wrong}, so far", item=now.name)
+        for_s = _for_s(gpu)
+        if for_s < self.limits.lost_s or gpu.now.at < self.limits.after_boot_s:
+            return self.passed(f"{wrong}, for {for_s:.0f} s so far", item=now.name)
         worked = not _wrong(gpu.first.sample)
-        verdict = Verdict.EVICT if worked else Verdict.SUSPECT
-        return self.found(verdict, Category.GPU_UNAVAILABLE, wrong, DO, item=now.name)
+        return self.found(
+            Verdict.EVICT if worked else Verdict.SUSPECT,
+            Category.GPU_UNAVAILABLE,
+            f"{wrong}, for {for_s:.0f} s",
+            DO,
+            item=now.name,
+            cause="fabric manager",
+        )
 
     def _registered(self, now: Gpu) -> Result:
         health = int(now.get(Signal.FABRIC_HEALTH) or 0)
@@ -58,6 +68,16 @@ class Fabric(PerGpu[FabricLimits]):
             item=now.name,
             counts=Counts.WITH_SLOWDOWN,
         )
+
+
+def _for_s(gpu: History[Gpu]) -> Seconds:
+    """For how long something has been wrong."""
+    since = gpu.now.at
+    for each in reversed(gpu.past):
+        if not _wrong(each.sample):
+            break
+        since = each.at
+    return gpu.now.at - since
 
 
 def _wrong(gpu: Gpu) -> str:

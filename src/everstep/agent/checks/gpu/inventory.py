@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from everstep.agent.checks.check import Check, Here, History, Limits
 from everstep.agent.checks.gpu.per_gpu import baseline
 from everstep.agent.checks.gpu.samples import Gpu, NvmlSample
+from everstep.agent.checks.xids import gpu_item
 from everstep.diagnosis.words import Category, Verdict
 from everstep.health import Result
 
@@ -17,7 +18,7 @@ class InventoryLimits(Limits, frozen=True, kw_only=True):
     count: int = 0
     """GPUs that a machine must have; 0: as many as at first. A machine that boots with seven of its
     eight is well by its own measure, and gets no job that wants eight (HPC sites' node checks
-    expect a number, too)."""
+    expect a number, too). Not compared where the job uses only some (CUDA_VISIBLE_DEVICES)."""
 
 
 class Inventory(Check[NvmlSample, InventoryLimits]):
@@ -29,35 +30,42 @@ class Inventory(Check[NvmlSample, InventoryLimits]):
     limits_type = InventoryLimits
 
     def judge(self, here: Here, history: History[NvmlSample]) -> Iterable[Result]:
-        del here
         now = history.now.sample
         first = baseline(history)
         if now.silent_as_a_whole:
             yield self.could_not_run(now.silent_as_a_whole)
             return
-        if first is not None and len(now.gpus) < len(first.sample.gpus):
-            gone = sorted(_names(first.sample) - _names(now))
-            yield self._missing(len(first.sample.gpus), len(now.gpus), gone)
+        before = history.past[-1].sample if history.past else now
+        if first is not None and (gone := _gone(first.sample, now)):
+            if gone == _gone(first.sample, before):
+                yield self._missing(first.sample, now, gone)
+            else:
+                yield self.passed(f"{', '.join(gone)} missing, once so far")
             return
-        if len(now.gpus) < self.limits.count:
+        if len(now.gpus) < self.limits.count and not here.gpus:
             yield self._too_few(len(now.gpus))
             return
         if first is None:
             yield self.passed("no GPU, as at the start")
             return
         changed = _changed(first.sample, now)
-        if changed and history.past and changed == _changed(first.sample, history.past[-1].sample):
+        if changed and changed == _changed(first.sample, before):
             yield self._changed(changed)
         else:
             yield self.passed(f"{len(now.gpus)} GPUs, as at the start", gpus=len(now.gpus))
 
-    def _missing(self, were: int, are: int, gone: list[str]) -> Result:
+    def _missing(self, first: NvmlSample, now: NvmlSample, gone: list[str]) -> Result:
+        """A container that may use its GPUs no more is told the same; the ranks in it go on."""
+        hidden = set(gone) <= {gpu_item(pci) for pci in now.on_bus}
+        also = "; on the PCI bus they answer" if hidden else ""
         return self.found(
-            Verdict.EVICT,
+            Verdict.SUSPECT if hidden else Verdict.EVICT,
             Category.GPU_UNAVAILABLE,
-            f"{are} of {were} GPUs are left; missing: {', '.join(gone) or 'unknown'}",
-            "Reboot the machine; if it stays so, ask the vendor.",
-            values={"gpus": float(are)},
+            f"{len(now.gpus)} of {len(first.gpus)} GPUs are left; missing: {', '.join(gone)}{also}",
+            "See whether this container may still use them (nvidia-smi in it and outside)."
+            if hidden
+            else "Reboot the machine; if it stays so, ask the vendor.",
+            values={"gpus": float(len(now.gpus))},
         )
 
     def _too_few(self, are: int) -> Result:
@@ -70,7 +78,7 @@ class Inventory(Check[NvmlSample, InventoryLimits]):
         )
 
     def _changed(self, changed: list[str]) -> Result:
-        """Twice the same: one answer may be garbage."""
+        """Twice the same, as if one is missing: one answer may be garbage."""
         return self.found(
             Verdict.EVICT,
             Category.GPU_UNAVAILABLE,
@@ -79,8 +87,11 @@ class Inventory(Check[NvmlSample, InventoryLimits]):
         )
 
 
-def _names(sample: NvmlSample) -> set[str]:
-    return {gpu.name for gpu in sample.gpus}
+def _gone(first: NvmlSample, now: NvmlSample) -> list[str]:
+    """Those of the start that are missing, if there are fewer; none if NVML tells nothing."""
+    if now.silent_as_a_whole or len(now.gpus) >= len(first.gpus):
+        return []
+    return sorted({gpu.name for gpu in first.gpus} - {gpu.name for gpu in now.gpus}) or ["unknown"]
 
 
 def _changed(first: NvmlSample, now: NvmlSample) -> list[str]:

@@ -65,6 +65,11 @@ def driver_version(here: Here) -> str:
     return found[1] if found else ""
 
 
+def is_ours(pci: str, here: Here) -> bool:
+    """Whether the job uses this GPU, as far as that is known: others' may break."""
+    return not here.gpus or pci in here.gpus or not pci or pci.startswith("#")
+
+
 def hung(check: str, version: str, for_s: Seconds) -> Result:
     """What it means that NVML does not come back."""
     return Result(

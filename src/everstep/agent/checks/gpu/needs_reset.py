@@ -10,11 +10,12 @@ from everstep.health import Result
 
 FAULTS = {
     Code.RESET_REQUIRED: ("the GPU must be reset", "Reset the GPU, then test the machine."),
-    Code.CORRUPTED_INFOROM: ("its InfoROM is corrupt", "Ask the vendor."),
     Code.INSUFFICIENT_POWER: ("it lacks external power", "Check its power cables."),
     Code.IRQ_ISSUE: ("its interrupts do not arrive", "Reboot, then ask the vendor."),
+    Code.CORRUPTED_INFOROM: ("its InfoROM is corrupt", "Ask the vendor."),
 }
-"""As nvidia-smi exits with them; the gravest first."""
+"""As nvidia-smi exits with them; the gravest first. A corrupt InfoROM does not keep a GPU from
+computing (NVIDIA/DCGM, issue 2: its diagnostics pass), so it decides who is tested first."""
 
 
 class NeedsReset(PerGpu[Limits]):
@@ -29,7 +30,7 @@ class NeedsReset(PerGpu[Limits]):
         for code, (why, do) in FAULTS.items():
             if now.failed_with(code):
                 return self.found(
-                    Verdict.EVICT,
+                    Verdict.SUSPECT if code is Code.CORRUPTED_INFOROM else Verdict.EVICT,
                     Category.GPU_UNAVAILABLE,
                     f"{why} (NVML code {code:d})",
                     do,

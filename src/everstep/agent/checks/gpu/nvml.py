@@ -9,9 +9,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from everstep.agent.checks.check import Here, Source
+from everstep.agent.checks.check import Here, NotReadable, Source
 from everstep.agent.checks.gpu.activity import Activity
-from everstep.agent.checks.gpu.library import Library, NvmlFailed, driver_version, hung, why_absent
+from everstep.agent.checks.gpu.library import (
+    Library,
+    NvmlFailed,
+    driver_version,
+    hung,
+    is_ours,
+    why_absent,
+)
 from everstep.agent.checks.gpu.reading import Reading, identity, read_pids, read_signals
 from everstep.agent.checks.gpu.samples import Code, Gpu, NvmlSample, Signal
 from everstep.health import Result
@@ -40,8 +47,8 @@ class NvmlSource(Source[NvmlSample]):
         self._library = Library()
         self._activity: Activity | None = None
         self._known: dict[int, Gpu] = {}
+        self._computing: frozenset[str] | None = None
         self._on_bus: set[str] = set()
-        self._expected: bool | None = None
         self._version = ""
 
     def absent(self, here: Here) -> str:
@@ -52,18 +59,14 @@ class NvmlSource(Source[NvmlSample]):
         driver = driver_version(here)
         try:
             starting_s = self._library.open()
-            if starting_s:
-                return NvmlSample(driver=driver, starting_s=starting_s)
+            if starting_s:  # no sample: what comes first is what later ones are compared with
+                raise NotReadable(f"the GPUs have been starting for {starting_s:.0f} s")
             return self._look(here, driver)
         except NvmlFailed as failed:
             self._library.forget()
             self._activity = None
-            return NvmlSample(
-                driver=driver,
-                error=failed.code,
-                expected=self._is_expected(here),
-                silent=self._silent(here),
-            )
+            on_bus, silent = self._bus(here)
+            return NvmlSample(driver=driver, error=failed.code, on_bus=on_bus, silent=silent)
 
     def unanswered(self, for_s: Seconds, times: int) -> Result | None:
         if times < HUNG_TIMES and for_s < HUNG_S:
@@ -79,15 +82,12 @@ class NvmlSource(Source[NvmlSample]):
             raise NvmlFailed(error.value) from error
         if self._activity is None:
             self._activity = Activity(nvml)
-        gpus = tuple(self._gpu(nvml, self._activity, index) for index in range(count))
+        every = (self._gpu(nvml, self._activity, index) for index in range(count))
+        gpus = tuple(gpu for gpu in every if is_ours(gpu.pci, here))
         if any(gpu.failed_with(Code.UNINITIALIZED) for gpu in gpus):  # its driver was replaced
             raise NvmlFailed(Code.UNINITIALIZED)
-        return NvmlSample(
-            driver=driver,
-            gpus=gpus,
-            expected=self._is_expected(here),
-            silent=self._silent(here),
-        )
+        on_bus, silent = self._bus(here)
+        return NvmlSample(driver=driver, gpus=gpus, on_bus=on_bus, silent=silent)
 
     def _gpu(self, nvml: Any, activity: Activity, index: int) -> Gpu:
         reading = Reading(nvml, index)
@@ -103,24 +103,20 @@ class NvmlSource(Source[NvmlSample]):
 
     # --- the PCI bus ---
 
-    def _is_expected(self, here: Here) -> bool:
-        """Whether the bus had GPUs for computing when first asked: no scan for every sample."""
-        if self._expected is None:
+    def _bus(self, here: Here) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """GPUs that answer on the bus, and those that did and no longer do.
+
+        The whole bus is looked through once: with hundreds of devices that takes milliseconds.
+        """
+        if self._computing is None:
             devices = here.path(DEVICES)
             found = devices.iterdir() if devices.is_dir() else ()
-            self._expected = any(_computes(device) for device in found)
-        return self._expected
-
-    def _silent(self, here: Here) -> tuple[str, ...]:
-        """GPUs that were on the bus and no longer are, or no longer answer there."""
-        silent = []
-        for gpu in self._known.values():
-            device = here.path(f"{DEVICES}/{gpu.pci}")
-            if gpu.pci and _answers(device):
-                self._on_bus.add(gpu.pci)
-            elif gpu.pci in self._on_bus:
-                silent.append(gpu.pci)
-        return tuple(sorted(silent))
+            self._computing = frozenset(each.name for each in found if _computes(each))
+        known = {gpu.pci for gpu in self._known.values() if gpu.pci and is_ours(gpu.pci, here)}
+        ours = {pci for pci in self._computing if is_ours(pci, here)}
+        on_bus = {pci for pci in known | ours if _answers(here.path(f"{DEVICES}/{pci}"))}
+        self._on_bus |= on_bus
+        return tuple(sorted(on_bus)), tuple(sorted((known & self._on_bus) - on_bus))
 
 
 def _computes(device: Path) -> bool:

@@ -121,19 +121,15 @@ class NvmlSample(Value, frozen=True, kw_only=True):
     """Its version; empty if it does not answer."""
     error: int = 0
     """Why NVML as a whole does not answer; 0: it does."""
-    starting_s: Seconds = 0.0
-    """For how long NVML has been initialising; 0: it has. Cold GPUs take many seconds."""
     gpus: tuple[Gpu, ...] = ()
-    expected: bool = False
-    """The PCI bus has GPUs for computing, whatever NVML says."""
+    on_bus: tuple[str, ...] = ()
+    """GPUs for computing that answer on the PCI bus, whatever NVML says."""
     silent: tuple[str, ...] = ()
     """GPUs that were on the PCI bus before, and are gone from it or answer with ones only."""
 
     @property
     def silent_as_a_whole(self) -> str:
         """Why nothing can be said of any GPU; empty: something can."""
-        if self.starting_s:
-            return "the GPUs are starting"
         return f"NVML returned {self.error}" if self.error else ""
 
     @property
@@ -147,7 +143,7 @@ class XidSample(Value, frozen=True, kw_only=True):
 
     driver: str = ""
     starting_s: Seconds = 0.0
-    """For how long NVML has been initialising; 0: it has."""
+    """For how long NVML has been initialising; 0: it has. Cold GPUs take many seconds."""
     answers: dict[str, int] = {}
     """GPU, by its address -> NVML's code of a short question to it; 0: it answers."""
     events: tuple[XidEvent, ...] = ()

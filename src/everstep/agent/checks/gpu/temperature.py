@@ -62,9 +62,13 @@ class Temperature(PerGpu[TemperatureLimits]):
         )
 
     def _near_shutdown(self, gpu: History[Gpu]) -> str:
-        """Twice in a row. A threshold of 0 or less is none: some GPUs give margins instead."""
+        """Twice in a row. A threshold of 0 or less is none: some GPUs give margins instead.
+
+        Below the temperature at which it slows itself down, it is no hotter than it may be.
+        """
         pair = [each.sample for each in (*gpu.past[-1:], gpu.now)]
-        near = [self._left(each) <= self.limits.below_shutdown_c for each in pair]
+        most = self.limits.below_shutdown_c
+        near = [self._left(each) <= most and not _below_slowdown(each) for each in pair]
         if len(near) < 2 or not all(near):
             return ""
         heat, limit = (gpu.now.sample.get(s) for s in (Signal.TEMPERATURE_C, Signal.SHUTDOWN_AT_C))
@@ -100,6 +104,11 @@ class Temperature(PerGpu[TemperatureLimits]):
         if coolest < mean(others) + self.limits.above_others_c:
             return ""
         return f"{coolest:.0f} C in {times} samples, its neighbours have {mean(others):.0f} C"
+
+
+def _below_slowdown(gpu: Gpu) -> bool:
+    heat, limit = gpu.get(Signal.TEMPERATURE_C), gpu.get(Signal.SLOWDOWN_AT_C)
+    return heat is not None and limit is not None and limit > 0 and heat < limit
 
 
 def _at_slowdown(gpu: Gpu) -> bool:

@@ -9,7 +9,7 @@ from everstep.agent.checks.check import Check, Here, History, Limits
 from everstep.agent.checks.host.reading import growth, percent, share, size
 from everstep.agent.checks.host.source_cgroup import CgroupSample, GroupMemory, GroupTasks
 from everstep.diagnosis.words import Category, Verdict
-from everstep.health import Counts, Result
+from everstep.health import Result
 
 
 class CgroupLimits(Limits, frozen=True, kw_only=True):
@@ -87,6 +87,5 @@ class OwnCgroup(Check[CgroupSample, CgroupLimits]):
             f"the job used up its share of the processors: {why}",
             "Ask for more processors (srun -c, resources.limits.cpu), or start fewer threads.",
             item="cpu",
-            counts=Counts.WITH_SLOWDOWN,
             values={"throttled_ratio": part},
         )

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from everstep.agent.checks.check import Here
-from everstep.agent.checks.host.mount_table import Mount, parse
 from everstep.agent.checks.host.reading import missing, read
+from everstep.agent.checks.mount_table import Mount, parse
 
 _V1 = "cgroup"
 _V2 = "cgroup2"

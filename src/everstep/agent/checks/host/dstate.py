@@ -55,10 +55,11 @@ class Dstate(Check[ProcessesSample, DstateLimits]):
         why = f"{stuck.name}, pid {stuck.pid}, has been stuck for {for_s:.0f} s{where}"
         item = f"pid {stuck.pid}"
         if _of_driver(stuck):
+            # No more than that: anybody may have such a name, and may write to storage that hangs.
             return self.found(
-                Verdict.EVICT,
+                Verdict.SUSPECT,
                 Category.GPU_UNAVAILABLE,
-                f"{why}: the GPU driver hangs",
+                f"{why}: the GPU driver may hang, which gpu.answers would tell",
                 "Restart the machine: nothing else ends a task that waits for a driver.",
                 item=item,
             )

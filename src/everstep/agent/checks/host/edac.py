@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import ClassVar
 
+from msgspec.structs import replace
+
 from everstep.agent.checks.check import Check, Here, History, Limits
 from everstep.agent.checks.host.reading import growth
 from everstep.agent.checks.host.source_edac import EdacSample
@@ -32,15 +34,16 @@ class MemoryErrors(Check[EdacSample, EdacLimits]):
     keep: ClassVar[int] = 60
 
     def judge(self, here: Here, history: History[EdacSample]) -> Iterable[Result]:
-        del here
         stamped = history.since(3600.0)
         for name in history.now.sample.controllers:
             counts = [each.sample.controllers.get(name) for each in stamped]
-            yield self._judge(
+            result = self._judge(
                 name,
                 growth(each.corrected for each in counts if each),
                 growth(each.uncorrected for each in counts if each),
             )
+            shared = result.failed and here.boot_id  # all machines on this kernel have this memory
+            yield replace(result, cause=f"boot {here.boot_id}") if shared else result
 
     def _judge(self, name: str, corrected: int, uncorrected: int) -> Result:
         values = {"corrected": float(corrected), "uncorrected": float(uncorrected)}

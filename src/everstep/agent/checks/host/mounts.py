@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import ClassVar
 
 from everstep.agent.checks.check import Check, Here, History, Limits
-from everstep.agent.checks.host.source_mounts import MountsSample, Place
+from everstep.agent.checks.host.source_mounts import AUTOMOUNTER, MountsSample, Place
 from everstep.diagnosis.words import Category, Verdict
 from everstep.health import Result
 
@@ -32,7 +32,7 @@ class MountsThere(Check[MountsSample, Limits]):
         if not now.mount:
             return self.could_not_run("it is not known what it lies on", now.path)
         on = f"{now.type} {now.device} at {now.mount}"
-        if before is not None and before.mount and _what(before) != _what(now):
+        if before is not None and _differ(before, now):
             was = f"{before.type} {before.device} at {before.mount}"
             return self._gone(now.path, before, f"{now.path} was on {was}, and is on {on} now")
         if before is not None and before.exists and not before.hangs_s and not now.exists:
@@ -51,5 +51,7 @@ class MountsThere(Check[MountsSample, Limits]):
         )
 
 
-def _what(place: Place) -> tuple[str, str, str]:
-    return place.mount, place.type, place.device
+def _differ(before: Place, now: Place) -> bool:
+    """An automounter gives and takes mounts as they are used; the first one is none to go by."""
+    told = before.mount and AUTOMOUNTER not in {before.type, now.type}
+    return bool(told) and before.file_system != now.file_system

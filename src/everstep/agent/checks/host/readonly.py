@@ -28,7 +28,8 @@ class ReadOnly(Check[MountsSample, Limits]):
         for item, places in history.now.sample.by_mount().items():
             now = places[0]
             before = history.first.sample.of(now.path)
-            turned = before is not None and before.mount == now.mount and not before.read_only
+            same = before is not None and before.file_system == now.file_system
+            turned = before is not None and same and not before.read_only
             if not now.read_only:
                 yield self.passed("it may be written to", item=item)
             elif turned or now.read_only in _BY_KERNEL:

@@ -8,21 +8,22 @@ readonly.py and disk.py.
 from __future__ import annotations
 
 import time
-from functools import partial
 from typing import ClassVar
 
 from msgspec.structs import replace
 
 from everstep.agent.checks.check import Here, Source
 from everstep.agent.checks.host.looks import Look, Seen
-from everstep.agent.checks.host.mount_table import Mount, by_point, mount_of, parse
-from everstep.agent.checks.host.reading import missing, number, read, readable
+from everstep.agent.checks.host.reading import missing, read
+from everstep.agent.checks.mount_table import Mount, by_point, mount_of, parse
 from everstep.diagnosis.words import Category, Verdict
 from everstep.health import Result
 from everstep.model import Seconds, Value
 
 ALWAYS = ("/", "/tmp", "/dev/shm")  # noqa: S108  # looked at, not written to
 """Directories that every program needs, with those that the job needs (`Here.paths`)."""
+AUTOMOUNTER = "autofs"
+"""Type of what holds a place until somebody comes, and then mounts something else there."""
 _TABLE = "/proc/self/mountinfo"
 _ANSWER_WITHIN_S: Seconds = 1.0
 """For all directories together: a healthy one needs a millisecond. The others are asked on."""
@@ -57,13 +58,17 @@ class Place(Value, frozen=True, kw_only=True):
     inodes: int = 0
     """0: this file system does not count them."""
     inodes_free: int = 0
-    waiting: int | None = None
-    """Requests that its FUSE server has not answered; None: not FUSE, or not to be seen."""
 
     @property
     def cause(self) -> str:
-        """What machines with the same trouble have in common."""
-        return f"mount {self.device or self.mount}" if self.shared else ""
+        """What machines with the same trouble have in common: the server, whatever it exports."""
+        server = self.device.rpartition(":/")[0] or self.device or self.mount
+        return f"storage {server}" if self.shared else ""
+
+    @property
+    def file_system(self) -> tuple[str, str, str]:
+        """Where, of which type, and what: the same ones are the same file system."""
+        return self.mount, self.type, self.device
 
 
 class MountsSample(Value, frozen=True, kw_only=True):
@@ -143,7 +148,6 @@ class Mounts(Source[MountsSample]):
                 device=mount.source,
                 shared=mount.shared,
                 read_only=mount.read_only,
-                waiting=_waiting(here, mount),
             )
         return place if seen is None else _with(place, seen)
 
@@ -158,13 +162,6 @@ def _with(place: Place, seen: Seen) -> Place:
         inodes=seen.inodes,
         inodes_free=seen.inodes_free,
     )
-
-
-def _waiting(here: Here, mount: Mount) -> int | None:
-    if not mount.type.startswith("fuse"):
-        return None
-    minor = mount.number.partition(":")[2]
-    return readable(partial(number, here, f"/sys/fs/fuse/connections/{minor}/waiting"))
 
 
 def _without(root: str, path: str) -> str:

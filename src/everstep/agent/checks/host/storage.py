@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable
 from typing import ClassVar
 
@@ -29,8 +28,6 @@ class StorageLimits(Limits, frozen=True, kw_only=True):
     evict_s: Seconds = 75.0
     """Without an answer for so long, five times the former: evict. gpud, too, asks five times. If
     several machines lack the same network storage, they are one accuser: `Result.cause`."""
-    rounds: int = 3
-    """A FUSE server that owes more answers in each of so many samples than before: a warning."""
 
 
 class Storage(Check[MountsSample, StorageLimits]):
@@ -38,7 +35,7 @@ class Storage(Check[MountsSample, StorageLimits]):
 
     name: ClassVar[str] = "host.storage"
     source: ClassVar[str] = "mounts"
-    about: ClassVar[str] = "storage hangs or fails (statvfs of what the job needs, FUSE queues)"
+    about: ClassVar[str] = "storage hangs or fails (statvfs of what the job needs)"
     limits_type: ClassVar[type[Limits]] = StorageLimits
     keep: ClassVar[int] = 30
 
@@ -56,7 +53,7 @@ class Storage(Check[MountsSample, StorageLimits]):
             elif worst.error and worst.exists:
                 yield self.could_not_run(f"{worst.path} cannot be looked at: {worst.error}", item)
             else:
-                yield self._answers(item, worst, history)
+                yield self._answers(item, worst)
 
     def _hangs(self, item: str, place: Place) -> Result:
         for_good = place.hangs_s >= self.limits.evict_s
@@ -97,33 +94,14 @@ class Storage(Check[MountsSample, StorageLimits]):
             values={"hangs_seconds": place.hangs_s},
         )
 
-    def _answers(self, item: str, place: Place, history: History[MountsSample]) -> Result:
+    def _answers(self, item: str, place: Place) -> Result:
         if place.hangs_s:
             return self.passed(
                 f"no answer for {place.hangs_s:.1f} s yet", item=item, hangs_seconds=place.hangs_s
             )
-        owed = _owed(place.path, history)[-self.limits.rounds - 1 :]
-        grows = all(one < next_ for one, next_ in itertools.pairwise(owed))
-        if len(owed) > self.limits.rounds and grows:
-            return self.found(
-                Verdict.WARN,
-                Category.FILESYSTEM_MOUNT,
-                f"{owed[-1]} requests wait for {_what(place)}, and {owed[0]} did"
-                f" {self.limits.rounds} samples ago",
-                "Look at the log of the file system's own program: it may be stuck.",
-                item=item,
-                cause=place.cause,
-                values={"waiting": float(owed[-1])},
-            )
         return self.passed(
             f"answered in {place.took_s * 1000:.1f} ms", item=item, took_seconds=place.took_s
         )
-
-
-def _owed(path: str, history: History[MountsSample]) -> list[int]:
-    """Requests that its FUSE server had not answered, oldest first."""
-    places = [each.sample.of(path) for each in (*history.past, history.now)]
-    return [each.waiting for each in places if each is not None and each.waiting is not None]
 
 
 def _what(place: Place) -> str:

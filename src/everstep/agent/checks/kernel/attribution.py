@@ -6,29 +6,18 @@ job that blames machines for that runs out of machines.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 
+from everstep.agent.checks import xids
 from everstep.agent.checks.kernel.lines import Line, Ours
 from everstep.agent.checks.kernel.table import About, KernelRule
 
-_PCI = re.compile(
-    r"(?:(?P<domain>[0-9a-f]{1,8}):)?(?P<bus>[0-9a-f]{2}):(?P<slot>[0-9a-f]{2})"
-    r"(?:\.(?P<function>[0-7]))?$"
-)
 _OWN_GROUP = {About.MOUNT: "server", About.HOST: ""}
 
 
 def pci_address(text: str) -> str:
-    """In one spelling, "0000:3b:00.0": lines may leave domain and function out.
-
-    What is no address comes back as it is.
-    """
-    found = _PCI.search(text.strip().lower())
-    if found is None:
-        return text
-    domain = int(found["domain"] or "0", 16)
-    return f"{domain:04x}:{found['bus']}:{found['slot']}.{found['function'] or '0'}"
+    """In one spelling; what is no address comes back as it is."""
+    return xids.pci_address(text) or text
 
 
 def thing_of(rule: KernelRule, names: Mapping[str, str]) -> str:

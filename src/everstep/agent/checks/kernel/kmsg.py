@@ -169,9 +169,9 @@ def _open(path: Path) -> int:
     return opened
 
 
-def boot_id(root: Path) -> str:
+def boot_id(root: Path = Path("/")) -> str:
     """Of the machine below that root; empty if it does not say."""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, ValueError):
         return (root / "proc/sys/kernel/random/boot_id").read_text().strip()
     return ""
 

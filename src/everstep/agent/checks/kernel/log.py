@@ -10,7 +10,12 @@ from everstep.agent.checks.kernel.attribution import is_ours, same_thing, thing_
 from everstep.agent.checks.kernel.lines import KernelLog, Line
 from everstep.agent.checks.kernel.table import About, KernelRule, own_table
 from everstep.diagnosis.words import Verdict
-from everstep.health import Result
+from everstep.health import Counts, Result
+from everstep.model import Seconds
+
+AT_ONCE_S: Seconds = 10.0
+"""A line that is read later, because the log could not be read for a while, is no strike of its
+own: what it tells of shows elsewhere as well, where it was counted when it happened."""
 
 
 class LogLimits(Limits, frozen=True, kw_only=True):
@@ -61,13 +66,14 @@ class KernelLogCheck(Check[KernelLog, LogLimits]):
             verdict = judging.WEAKER.get(verdict, verdict)
         if verdict is Verdict.INFO:
             return self.passed(f"{note}: {why}", item)
+        late = rule.counts is Counts.TWICE and judging.age(newest, log) > AT_ONCE_S
         return self.found(
             verdict,
             rule.category,
             f"{rule.why}{note}: {why}",
             rule.do,
             item=item,
-            counts=rule.counts,
+            counts=Counts.NEVER if late else rule.counts,
             cause=_cause(rule, newest, log),
             values={"lines": float(len(lines))},
         )

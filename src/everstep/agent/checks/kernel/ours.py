@@ -15,6 +15,9 @@ from pathlib import Path
 
 from everstep.agent.checks.check import Here
 from everstep.agent.checks.kernel.lines import Ours
+from everstep.agent.checks.mount_table import Mount, by_point, mount_of, parse
+from everstep.agent.checks.net.ignoring import PortLimits, ignored, judged_as_ports
+from everstep.agent.checks.net.routes import default_routes
 
 INIT_PID_NAMESPACE = "pid:[4026531836]"
 """PROC_PID_INIT_INO: elsewhere our pids are not those of the kernel log."""
@@ -26,6 +29,8 @@ ANCESTORS = 8
 _BDF = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$")
 _OF_A_POD = re.compile(r"/pods/([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})/")
 _OF_A_CONTAINER = re.compile(r"/containers/([0-9a-f]{64})/")
+_NVIDIA_GPUS = "/proc/driver/nvidia/gpus"
+"""In a container only those that it was given."""
 _NVIDIA, _AMD = "0x10de", "0x1002"
 _ACCELERATORS = ("0x12", "0x0207", "0x0380")
 """Classes of processing accelerators, InfiniBand and displays that show nothing."""
@@ -47,7 +52,7 @@ class Inventory:
             pci.update(part for part in parts if _BDF.match(part))
             disks.update(parts[parts.index("devices") + 1 :] if "devices" in parts else ())
         interfaces = sorted({*self._ours.interfaces, *_hardware(here)})
-        servers = {name for mount in mounts for name in mount.servers}
+        servers = {name for mount in mounts for name in _servers(mount)}
         self._ours = Ours(
             pci=tuple(sorted(pci)),
             disks=tuple(sorted(disks)),
@@ -95,17 +100,26 @@ def _with(ours: Ours, cgroups: tuple[str, ...], pids: tuple[int, ...]) -> Ours:
 # --- devices -------------------------------------------------------------------------------------
 
 
-def _devices(here: Here, mounts: Iterable[_Mount]) -> Iterator[Path]:
+def _devices(here: Here, mounts: Iterable[Mount]) -> Iterator[Path]:
     """Places below /sys/devices of all that the job uses; the path says what lies above it."""
+    gpus = here.gpus or tuple(each.name for each in _listing(here.path(_NVIDIA_GPUS)))
     for device in _listing(here.path("/sys/bus/pci/devices")):
-        if _trains(device):
+        if _trains(device) and (not gpus or not _is_nvidia_gpu(device) or device.name in gpus):
             yield _real(device)
     for device in _listing(here.path("/sys/class/infiniband")):
-        yield _real(device / "device")
+        if not ignored(device.name, here, PortLimits()):
+            yield _real(device / "device")
     for interface in _hardware(here):
-        yield _real(here.path(f"/sys/class/net/{interface}/device"))
+        device = here.path(f"/sys/class/net/{interface}/device")
+        rdma = [each.name for each in _listing(device / "infiniband")]
+        if not rdma or judged_as_ports(rdma, here) or interface in here.interfaces:
+            yield _real(device)
     for mount in mounts:
-        yield from _disks(here.path(f"/sys/dev/block/{mount.device}"))
+        yield from _disks(here.path(f"/sys/dev/block/{mount.number}"))
+
+
+def _is_nvidia_gpu(device: Path) -> bool:
+    return _read(device / "vendor") == _NVIDIA and _read(device / "class").startswith("0x03")
 
 
 def _trains(device: Path) -> bool:
@@ -130,7 +144,7 @@ def _disks(block: Path, depth: int = ANCESTORS) -> Iterator[Path]:
 
 def _hardware(here: Here) -> Iterator[str]:
     """Interfaces with a device of their own, that the job's are or are made of."""
-    wanted = list(here.interfaces or _with_default_route(here))
+    wanted = list(here.interfaces or (route.interface for route in default_routes(here)))
     seen: set[str] = set()
     while wanted:
         name = wanted.pop()
@@ -144,15 +158,10 @@ def _hardware(here: Here) -> Iterator[str]:
         wanted += [each.removeprefix("lower_") for each in names if each.startswith("lower_")]
 
 
-def _with_default_route(here: Here) -> list[str]:
-    rows = [line.split() for line in _read(here.path("/proc/net/route")).splitlines()[1:]]
-    return [row[0] for row in rows if len(row) > 1 and row[1] == "00000000"]
-
-
 def _uuids(here: Here) -> dict[str, str]:
     """UUID -> address of each NVIDIA GPU."""
     found = {}
-    for gpu in _listing(here.path("/proc/driver/nvidia/gpus")):
+    for gpu in _listing(here.path(_NVIDIA_GPUS)):
         for line in _read(gpu / "information").splitlines():
             if line.startswith("GPU UUID:"):
                 found[line.partition(":")[2].strip()] = gpu.name
@@ -162,46 +171,29 @@ def _uuids(here: Here) -> dict[str, str]:
 # --- mounts --------------------------------------------------------------------------------------
 
 
-class _Mount:
-    """One line of /proc/self/mountinfo."""
-
-    def __init__(self, line: str) -> None:
-        left, _, right = line.partition(" - ")
-        fields, kinds = left.split(), [*right.split(), "", ""]
-        self.device = fields[2] if len(fields) > 4 else ""
-        self.point = fields[4].replace("\\040", " ") if self.device else ""
-        self.kind, self.source = kinds[0], kinds[1]
-
-    @property
-    def servers(self) -> tuple[str, ...]:
-        """Of a network file system: what the kernel log calls it."""
-        if self.kind in {"nfs", "nfs4"}:
-            return (self.source.rpartition(":/")[0].strip("[]"), "nfs4")
-        if self.kind == "lustre":
-            return (self.source.rpartition(":/")[2].partition("/")[0],)
-        return ()
+def _servers(mount: Mount) -> tuple[str, ...]:
+    """Of a network file system: what the kernel log calls it."""
+    if mount.type in {"nfs", "nfs4"}:
+        return (mount.source.rpartition(":/")[0].strip("[]"), "nfs4")
+    if mount.type == "lustre":
+        return (mount.source.rpartition(":/")[2].partition("/")[0],)
+    return ()
 
 
-def _mounts(here: Here) -> Iterator[_Mount]:
-    """Of / and of each of the job's paths: the deepest one that holds it."""
-    every = [_Mount(line) for line in _read(here.path("/proc/self/mountinfo")).splitlines()]
-    for path in {"/", *here.paths}:
-        holding = [mount for mount in every if mount.point and _holds(mount.point, path)]
-        if holding:
-            yield max(reversed(holding), key=lambda mount: len(mount.point))
+def _mounts(here: Here) -> Iterator[Mount]:
+    """Of / and of each of the job's paths: what it lies on."""
+    mounts = by_point(parse(_read(here.path("/proc/self/mountinfo"))))
+    found = (mount_of(path, mounts) for path in ("/", *here.paths))
+    yield from dict.fromkeys(mount for mount in found if mount is not None)
 
 
 def fuse_connections(here: Here) -> dict[str, int]:
     """Mount point -> number of the kernel's connection, of FUSE file systems of the job."""
     return {
-        mount.point: int(mount.device.partition(":")[2])
+        mount.point: int(mount.number.partition(":")[2])
         for mount in _mounts(here)
-        if mount.kind.partition(".")[0] in {"fuse", "fuseblk"}
+        if mount.type.partition(".")[0] in {"fuse", "fuseblk"}
     }
-
-
-def _holds(point: str, path: str) -> bool:
-    return point in {"/", path} or path.startswith(f"{point}/")
 
 
 # --- processes -----------------------------------------------------------------------------------

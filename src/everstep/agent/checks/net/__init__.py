@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from everstep.agent.checks.check import MakeCheck, MakeSource
+from everstep.agent.checks.net.answers import InterfacesAnswer, PortsAnswer
 from everstep.agent.checks.net.conntrack import ConntrackCheck
 from everstep.agent.checks.net.errors import ErrorsCheck
 from everstep.agent.checks.net.ib_device import DeviceCheck
@@ -34,12 +35,14 @@ SOURCES: tuple[MakeSource, ...] = (
 )
 CHECKS: tuple[MakeCheck, ...] = (
     LinkCheck,
+    InterfacesAnswer,
     SpeedCheck,
     ErrorsCheck,
     MtuCheck,
     RetransmitsCheck,
     ConntrackCheck,
     SwitchCheck,
+    PortsAnswer,
     DeviceCheck,
     PortCheck,
     RateCheck,

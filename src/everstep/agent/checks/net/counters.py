@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from everstep.agent.checks.check import History, S
+from everstep.model import Seconds
+
 WRAP = 1 << 32
 """Some cards count 32 bits wide."""
+SILENT_S: Seconds = 10.0
+"""Between two samples of a source that looks every second: for so long it did not answer."""
 
 
 def growth(old: int | None, new: int | None) -> int | None:
@@ -31,3 +36,13 @@ def total(old: Mapping[str, int], new: Mapping[str, int], names: Iterable[str]) 
     grown = [growth(old[name], new[name]) for name in both]
     known = [each for each in grown if each is not None]
     return sum(known) if known and len(known) == len(grown) else None
+
+
+def just_before(history: History[S]) -> S | None:
+    """The sample before, unless nobody could look for a while.
+
+    What happened in that time belongs to what kept us from looking, and that has been told.
+    """
+    if not history.past or history.now.at - history.past[-1].at > SILENT_S:
+        return None
+    return history.past[-1].sample

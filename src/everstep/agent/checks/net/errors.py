@@ -12,7 +12,10 @@ from everstep.health import Counts, Result
 from everstep.model import Seconds
 
 PACKETS = ("rx_packets", "tx_packets")
-LOST = ("rx_errors", "rx_missed_errors", "tx_errors", "tx_dropped")
+ON_THE_WIRE = ("rx_errors", "tx_errors")
+LOST = (*ON_THE_WIRE, "rx_missed_errors", "tx_dropped")
+"""The others are lost by the host: it was too slow to take packets, or had no room to queue them.
+That happens to healthy machines, when many send to one."""
 IGNORED = ("rx_dropped",)
 """Received and not wanted: also every frame of a protocol or VLAN that the host does not know."""
 
@@ -28,6 +31,9 @@ class ErrorsLimits(Limits, frozen=True, kw_only=True):
     lost_min: int = 30
     """Fewer lost packets within the window say nothing: one a second, which is no loss that a job
     notices, and more than start-up or a change of multicast groups causes."""
+    settle_s: Seconds = 30.0
+    """What is lost until so long after a link came or went belongs to that event, which net.link
+    tells: the two ends still agree about their speed then."""
 
 
 class ErrorsCheck(Check[Interfaces, ErrorsLimits]):
@@ -53,8 +59,9 @@ class ErrorsCheck(Check[Interfaces, ErrorsLimits]):
                 yield self.could_not_run(f"{name}: its packet counters cannot be read", name)
 
     def _judge(self, name: str, before: Interface, now: Interface) -> Result:
-        if before.changes != now.changes:
-            # What a link loses while it is down belongs to that event.
+        recent = self.limits.window_s + self.limits.settle_s
+        changed = now.changed_s is not None and now.changed_s < recent
+        if changed or before.changes != now.changes or not now.up:
             return self.passed(f"{name}: its link changed, which net.link judges", name)
         packets = total(before.counts, now.counts, PACKETS)
         lost = total(before.counts, now.counts, LOST)
@@ -70,7 +77,9 @@ class ErrorsCheck(Check[Interfaces, ErrorsLimits]):
             return self.passed(said, name, **values)
         why = f"{said}, {loss:.2g} of all; at most {self.limits.loss_max:.2g} is healthy"
         do = f"Check the cable of {name}, its ring buffers (ethtool -S, -g) and MTUs along the way."
+        wire = total(before.counts, now.counts, ON_THE_WIRE) or 0
+        bad = wire >= self.limits.lost_min and wire / (packets + lost) > self.limits.loss_max
         # Packets of RDMA are not among those counted: the part that is lost is smaller then.
-        counts = Counts.NEVER if now.rdma else Counts.TWICE
+        counts = Counts.TWICE if bad and not now.rdma else Counts.NEVER
         category = Category.INFINIBAND_ERROR
         return self.found(Verdict.WARN, category, why, do, item=name, counts=counts, values=values)

@@ -20,11 +20,10 @@ class DeviceCheck(Check[Ports, PortLimits]):
     limits_type = PortLimits
 
     def judge(self, here: Here, history: History[Ports]) -> Iterator[Result]:
-        del here
         now, first = history.now.sample, history.first.sample
         devices = sorted({*now.devices, *now.met, *first.devices})
         for device in devices:
-            if ignored(device, self.limits):
+            if ignored(device, here, self.limits):
                 continue
             if device in now.devices:
                 yield self.passed(f"{device} is here", device)
@@ -33,8 +32,9 @@ class DeviceCheck(Check[Ports, PortLimits]):
                 name.startswith(f"{device}/") and port.state == ACTIVE
                 for name, port in first.ports.items()
             )
+            lent = device in (*now.lent, *first.lent) and device not in here.hcas
             yield self.found(
-                Verdict.EVICT if active else Verdict.WARN,
+                Verdict.EVICT if active and not lent else Verdict.WARN,
                 Category.INFINIBAND_ERROR,
                 f"{device} was here and is gone" + ("" if active else "; it was never active"),
                 "Look in the kernel log for why its driver let go of it; reboot, then replace it.",

@@ -59,16 +59,16 @@ class PortErrorsCheck(Check[AllPortCounters, PortErrorLimits]):
     source = "infiniband.counters"
     about = "error counters of RDMA ports that grow too fast (ports/*/counters)"
     limits_type = PortErrorLimits
-    keep = 7
+    keep = 12
+    """Twice the window: a link that was trained anew counts errors for a while."""
     again_s = 60.0
 
     def judge(self, here: Here, history: History[AllPortCounters]) -> Iterator[Result]:
-        del here
         old = history.since(self.limits.window_s)[0]
         for name, now in history.now.sample.ports.items():
-            if not ignored(name, self.limits) and any(each in now.counts for each in FULL):
+            if not ignored(name, here, self.limits) and any(each in now.counts for each in FULL):
                 yield self._judge(name, now, old, history)
-            elif now.why and not ignored(name, self.limits):
+            elif now.why and not ignored(name, here, self.limits):
                 yield self.could_not_run(f"{name}: {now.why}", name)
 
     def _judge(
@@ -81,7 +81,8 @@ class PortErrorsCheck(Check[AllPortCounters, PortErrorLimits]):
         before = old.sample.ports.get(name)
         if before is None:
             return self.passed(f"{name}: looked at for the first time", name)
-        if before.counts.get("link_downed") != now.counts.get("link_downed"):
+        earliest = (*history.past, history.now)[0].sample.ports.get(name, before)
+        if earliest.counts.get("link_downed") != now.counts.get("link_downed"):
             # A link that goes down breaks packets: that is one event, and ib.port tells it.
             return self.passed(f"{name}: its link went down, which ib.port judges", name)
         fast = _rates(before, now, max(history.now.at - old.at, self.limits.window_s))

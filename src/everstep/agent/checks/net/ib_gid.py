@@ -21,12 +21,11 @@ class GidCheck(Check[Gids, PortLimits]):
     again_s = 600.0
 
     def judge(self, here: Here, history: History[Gids]) -> Iterator[Result]:
-        del here
         now, first = history.now.sample, history.first.sample
         for name, why in now.unread.items():
             yield self.could_not_run(f"{name}: {why}", name)
         for name, table in now.ports.items():
-            if ignored(name, self.limits):
+            if ignored(name, here, self.limits):
                 continue
             lost = [
                 f"{index} ({began or 'unknown type'}) is {_is(table.get(index))}"

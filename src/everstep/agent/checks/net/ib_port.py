@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from msgspec.structs import replace
+
 from everstep.agent.checks.check import Check, Here, History
-from everstep.agent.checks.net.counters import growth
+from everstep.agent.checks.net.counters import growth, just_before
 from everstep.agent.checks.net.ignoring import PortLimits, ignored
 from everstep.agent.checks.net.ports import ACTIVE, Port, Ports
 from everstep.diagnosis.words import Category, Verdict
@@ -26,16 +28,20 @@ class PortCheck(Check[Ports, PortLimits]):
     """ByteRobust finds a flapping port within 30 s (Table 3)."""
 
     def judge(self, here: Here, history: History[Ports]) -> Iterator[Result]:
-        del here
         first = history.first.sample.ports
-        before = history.past[-1].sample.ports if history.past else {}
+        past = just_before(history)
+        before = past.ports if past else {}
+        lent = () if here.hcas else history.now.sample.lent
         for name, port in history.now.sample.ports.items():
-            if ignored(name, self.limits):
+            if ignored(name, here, self.limits):
                 continue
             if not port.was_active and (name not in first or first[name].state != ACTIVE):
                 yield self.passed(f"{name} is {port.state or port.why}, as at the start", name)
             else:
-                yield self._judge(name, port, before.get(name))
+                result = self._judge(name, port, before.get(name))
+                if name.partition("/")[0] in lent:  # who has it now may set it down
+                    result = replace(result, counts=Counts.NEVER)
+                yield result
 
     def _judge(self, name: str, port: Port, before: Port | None) -> Result:
         if not port.state:

@@ -30,11 +30,10 @@ class RateCheck(Check[Ports, RateLimits]):
     limits_type = RateLimits
 
     def judge(self, here: Here, history: History[Ports]) -> Iterator[Result]:
-        del here
         active = {
             name: port
             for name, port in history.now.sample.ports.items()
-            if port.state == ACTIVE and not ignored(name, self.limits)
+            if port.state == ACTIVE and not ignored(name, here, self.limits)
         }
         for name, port in active.items():
             rate = port.rate_gbps

@@ -50,9 +50,8 @@ class TrafficCheck(Check[AllPortCounters, TrafficLimits]):
     keep = 26
 
     def judge(self, here: Here, history: History[AllPortCounters]) -> Iterator[Result]:
-        del here
         for name, now in history.now.sample.ports.items():
-            if ignored(name, self.limits) or not (set(now.counts) & {*_SENT, *_RECEIVED}):
+            if ignored(name, here, self.limits) or not (set(now.counts) & {*_SENT, *_RECEIVED}):
                 continue
             values = self._values(name, history)
             said = f"{name}: " + (

@@ -72,11 +72,10 @@ class TransportCheck(Check[AllPortCounters, TransportLimits]):
     keep = 7
 
     def judge(self, here: Here, history: History[AllPortCounters]) -> Iterator[Result]:
-        del here
         old = history.since(self.limits.window_s)[0]
         seconds = max(history.now.at - old.at, self.limits.window_s)
         for name, now in history.now.sample.ports.items():
-            if ignored(name, self.limits) or not any(each in now.counts for each in SAYS):
+            if ignored(name, here, self.limits) or not any(each in now.counts for each in SAYS):
                 continue
             before = old.sample.ports.get(name)
             if before is None or old is history.now:

@@ -8,6 +8,7 @@ virtual ones of its containers, which are nobody's fault. It runs in a child: so
 from __future__ import annotations
 
 import errno
+import time
 from typing import ClassVar
 
 from everstep.agent.checks.check import Here, Source
@@ -45,8 +46,12 @@ class Interface(Value, frozen=True, kw_only=True):
     """None: cannot be told; `why` says the reason."""
     why: str = ""
     """Of up being no or unknown."""
+    was_up: bool = False
+    """It was up at some time since this source began."""
     changes: int | None = None
     """Carrier came or went so often."""
+    changed_s: Seconds | None = None
+    """Since it last did; None: not since this source began."""
     physical: bool = False
     """There is a device behind it."""
     driver: str = ""
@@ -138,6 +143,7 @@ class _Known:
         self._changes = f"{at}/carrier_changes"
         self._counted = tuple((each, f"{at}/statistics/{each}") for each in COUNTED)
         self._last = Interface()
+        self._changed: Seconds | None = None
         self.physical = bool(sysfs.link_name(f"{at}/device"))
 
     def look(self, *, rarely: bool, count: bool) -> Interface:
@@ -146,6 +152,9 @@ class _Known:
         operstate = sysfs.text(self._operstate)
         changes = sysfs.number(self._changes)
         steady = changes is not None and changes == last.changes
+        now = time.monotonic()
+        if not steady and last.changes is not None:
+            self._changed = now
         up, why = (True, "") if steady and operstate == "up" else self._link(operstate)
         if rarely or fresh:
             self._learn()
@@ -153,13 +162,15 @@ class _Known:
         self._last = Interface(
             up=up,
             why=why,
+            was_up=last.was_up or up is True,
             changes=changes,
+            changed_s=None if self._changed is None else now - self._changed,
             physical=self.physical,
             driver=self._driver,
             rdma=self._rdma,
             speed_mbps=self._speed() if asked and up else last.speed_mbps,
             mtu=self._mtu,
-            counts=self._count() if count or fresh else last.counts,
+            counts=self._count() if count or asked else last.counts,
         )
         return self._last
 

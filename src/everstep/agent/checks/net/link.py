@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from everstep.agent.checks.check import Check, Here, History, Limits
-from everstep.agent.checks.net.counters import growth
+from everstep.agent.checks.net.counters import growth, just_before
+from everstep.agent.checks.net.ignoring import judged_as_ports
 from everstep.agent.checks.net.interfaces import Interface, Interfaces
 from everstep.diagnosis.words import Category, Verdict
 from everstep.health import Counts, Result
@@ -43,24 +44,26 @@ class LinkCheck(Check[Interfaces, Limits]):
             return self._gone(here, name, history)
         if interface.up is None:
             return self.could_not_run(f"{name}: {interface.why}", name)
-        if interface.rdma:
+        if ports := judged_as_ports(interface.rdma, here):
             # One broken cable must not be two alerts, and RDMA needs more than a carrier.
-            return self.passed(f"{name} is judged by ib.port as {', '.join(interface.rdma)}", name)
+            return self.passed(f"{name} is judged by ib.port as {', '.join(ports)}", name)
         values = {"link_up": float(interface.up)}
         if not interface.up:
-            why = f"{name} is down: {interface.why}"
-            return self._fails(name, why, values)
-        before = history.past[-1].sample.interfaces.get(name) if history.past else None
+            began = history.first.sample.interfaces.get(name)
+            worked = interface.was_up or (began is not None and began.up is True)
+            why = f"{name} is down: {interface.why}" + ("" if worked else "; it was never up")
+            # A prefix of names (NCCL_SOCKET_IFNAME=eth) names also what has no cable.
+            return self._fails(name, why, values, Counts.TWICE if worked else Counts.NEVER)
+        past = just_before(history)
+        before = past.interfaces.get(name) if past else None
         if before is not None and (times := flaps(before, interface)):
             why = f"{name} lost its link {times} times for less than a second, and has it again"
-            return self._fails(name, why.replace("1 times", "once"), values)
+            return self._fails(name, why.replace("1 times", "once"), values, Counts.TWICE)
         return self.passed(f"{name} is up", name, **values)
 
-    def _fails(self, name: str, why: str, values: dict[str, float]) -> Result:
+    def _fails(self, name: str, why: str, values: dict[str, float], counts: Counts) -> Result:
         do = f"Check the cable and transceiver of {name}, and the switch port at its other end."
-        return self.found(
-            Verdict.WARN, _NETWORK, why, do, item=name, counts=Counts.TWICE, values=values
-        )
+        return self.found(Verdict.WARN, _NETWORK, why, do, item=name, counts=counts, values=values)
 
     def _gone(self, here: Here, name: str, history: History[Interfaces]) -> Result:
         seen = (history.first, *history.past)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from everstep.agent.checks.check import Check, Here, History, Limits
+from everstep.agent.checks.net.ignoring import judged_as_ports
 from everstep.agent.checks.net.interfaces import Interfaces
 from everstep.diagnosis.words import Category, Verdict
 from everstep.health import Result
@@ -18,12 +19,12 @@ class MtuCheck(Check[Interfaces, Limits]):
     about = "interfaces whose MTU is not what it was at the start"
 
     def judge(self, here: Here, history: History[Interfaces]) -> Iterator[Result]:
-        del here
         now, first = history.now.sample.interfaces, history.first.sample
         for name in sorted(now):
             began = first.interfaces.get(name)
             mtu = now[name].mtu
-            needed = name in history.now.sample.used or now[name].rdma
+            ports = judged_as_ports(now[name].rdma, here)
+            needed = name in history.now.sample.used or bool(ports)
             if began is None or began.mtu is None or mtu is None or not needed:
                 continue
             if mtu == began.mtu:

@@ -51,6 +51,9 @@ class Ports(Value, frozen=True, kw_only=True):
     """Those there are now."""
     met: dict[str, bool]
     """All devices that were ever here, and whether a port of them was ever ACTIVE."""
+    lent: tuple[str, ...] = ()
+    """Virtual functions beside the devices that they are parts of: a host's, to be given to
+    containers, which take them away without a fault."""
 
 
 class PortsSource(Source[Ports]):
@@ -65,6 +68,7 @@ class PortsSource(Source[Ports]):
         self._rounds = 0
         self._known: dict[str, dict[str, _Known]] = {}
         self._met: dict[str, bool] = {}
+        self._virtual: set[str] = set()
 
     def absent(self, here: Here) -> str:
         return class_absent(here)
@@ -80,7 +84,9 @@ class PortsSource(Source[Ports]):
             for name, port in known.items():
                 ports[name] = port.look(rarely=rarely)
                 self._met[device] = self._met.get(device, False) or ports[name].was_active
-        return Ports(ports=ports, devices=tuple(devices), met=dict(self._met))
+        whole = self._met.keys() - self._virtual
+        lent = tuple(sorted(self._virtual)) if whole else ()
+        return Ports(ports=ports, devices=tuple(devices), met=dict(self._met), lent=lent)
 
     def unanswered(self, for_s: Seconds, times: int) -> Result | None:
         if for_s < HUNG_S:
@@ -105,7 +111,10 @@ class PortsSource(Source[Ports]):
     def _meet(self, directory: str, devices: list[str], *, again: bool) -> None:
         """Learn of new devices, forget those that are gone."""
         for device in devices:
-            self._met.setdefault(device, False)
+            if device not in self._met:
+                self._met[device] = False
+                if sysfs.is_there(f"{directory}/{device}/device/physfn"):
+                    self._virtual.add(device)
             if again or device not in self._known:
                 known = self._known.setdefault(device, {})
                 for number in sysfs.names(f"{directory}/{device}/ports"):

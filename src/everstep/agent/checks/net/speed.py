@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from everstep.agent.checks.check import Check, Here, History, Limits
+from everstep.agent.checks.net.ignoring import judged_as_ports
 from everstep.agent.checks.net.interfaces import Interface, Interfaces
 from everstep.agent.checks.net.peers import usual
 from everstep.diagnosis.words import Category, Verdict
@@ -28,12 +29,12 @@ class SpeedCheck(Check[Interfaces, SpeedLimits]):
     limits_type = SpeedLimits
 
     def judge(self, here: Here, history: History[Interfaces]) -> Iterator[Result]:
-        del here
         now = history.now.sample
         used = {
             name: now.interfaces[name]
             for name in now.used
-            if name in now.interfaces and not now.interfaces[name].rdma  # ib.rate judges those
+            if name in now.interfaces
+            and not judged_as_ports(now.interfaces[name].rdma, here)  # ib.rate judges those
         }
         for name, interface in used.items():
             speed = interface.speed_mbps

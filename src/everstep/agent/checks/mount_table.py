@@ -1,6 +1,7 @@
 """What is mounted where, from /proc/self/mountinfo: read without touching any of it.
 
-Used by the sources "mounts" (whose storage is it?) and "cgroup" (where are the groups?).
+Used by the sources "mounts" (whose storage is it?), "cgroup" (where are the groups?) and "kernel"
+(which disks and servers are the job's?).
 """
 
 from __future__ import annotations

@@ -1,0 +1,81 @@
+"""An agent of the version before gets no order that it would take for garbage."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from starlette.applications import Starlette
+from starlette.routing import WebSocketRoute
+from starlette.testclient import TestClient
+
+from everstep.actions import ProbeMachine, ReleaseMachine
+from everstep.controller.agents import Agents
+from everstep.controller.incoming import Incoming
+from everstep.controller.output import OutputRing
+from everstep.events import Folded, MachineProbed
+from everstep.model import MachineId, PolicySpec, Term
+from everstep.wire import PROTOCOL, Data, Hello, Welcome, decode, decode_directive, encode
+
+M0, M1 = MachineId("m0"), MachineId("m1")
+PROBE = ProbeMachine(
+    id="1.0", cause="1", why="silent", machine=M0, target=M1, address="10.0.0.2", port=9,
+    within_s=3.0, attempt=1,
+)  # fmt: skip
+RELEASE = ReleaseMachine(id="2.0", cause="1", why="over", machine=M0)
+
+
+@pytest.mark.parametrize(("protocol", "answered"), [(PROTOCOL, False), (PROTOCOL - 1, True)])
+def test_a_probe_is_answered_for_an_agent_that_does_not_know_it(
+    protocol: int, *, answered: bool
+) -> None:
+    told: list[Incoming | Folded] = []
+    agents = Agents(
+        term=Term(1),
+        policy=PolicySpec(),
+        post=told.append,
+        output=OutputRing(Term(1)),
+        journalled={},
+    )
+
+    async def give(*orders: ProbeMachine | ReleaseMachine) -> None:
+        for order in orders:
+            agents.order(order)
+
+    client = TestClient(Starlette(routes=[WebSocketRoute("/", agents.serve)]))
+    hello = Hello(protocol=protocol, version="t", machine=M0, agent="x", term=Term(0), received=0)
+    with client, client.websocket_connect("/") as socket:
+        socket.send_bytes(encode(hello))
+        assert isinstance(decode(socket.receive_bytes()), Welcome)
+        assert client.portal is not None
+        client.portal.call(give, PROBE, RELEASE)
+        frame = decode(socket.receive_bytes())
+        assert isinstance(frame, Data)
+        first = decode_directive(frame.body).order
+    unknown = MachineProbed(
+        machine=M0,
+        action="1.0",
+        target=M1,
+        reachable=None,
+        why="its agent is of an older version, which cannot try",
+    )
+    assert first == (RELEASE if answered else PROBE)
+    assert told[:-1] == ([Incoming(unknown)] if answered else [])
+
+
+def test_without_a_connection_nothing_is_answered() -> None:
+    """The core gives the order again when the agent is back."""
+    told: list[Incoming | Folded] = []
+    agents = Agents(
+        term=Term(1),
+        policy=PolicySpec(),
+        post=told.append,
+        output=OutputRing(Term(1)),
+        journalled={},
+    )
+
+    async def give() -> None:
+        agents.order(PROBE)
+
+    asyncio.run(give())
+    assert told == []

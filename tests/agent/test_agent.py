@@ -349,6 +349,7 @@ def test_a_port_that_is_taken_is_named(machine: Machine) -> None:
         taken.listen()
         port = taken.getsockname()[1]
         machine.generation += 1
+        machine.controller.stop_ranks(machine.generation)
         order = machine.controller.start_order(machine.generation, port)
         machine.controller.order(order)
         failed = machine.controller.get(StartFailed, lambda report: report.action == order.id)

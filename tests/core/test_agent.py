@@ -197,6 +197,27 @@ def test_ranks_are_not_started_beside_old_ones() -> None:
     assert "pids 100, 101" in only(agent.order(start(2)), StartFailed).reason
 
 
+def test_an_agent_that_was_booted_anew_does_not_start_what_it_was_stopped_for_before() -> None:
+    """It may have started the same ranks already, and has lost what they were to restore."""
+    before = Agent()
+    before.order(stop(2))
+    before.tell(gone(2))
+    anew = Agent()
+    refused = only(anew.order(start(2)), StartFailed)
+    assert (refused.action, refused.generation) == ("start-2", 2)
+    assert "remembers" in refused.reason
+    anew.order(stop(3))
+    anew.tell(gone(3))
+    assert only(anew.order(start(3)), ForkRanks)
+
+
+def test_an_agent_that_took_over_starts_what_its_machine_was_stopped_for() -> None:
+    """Killed between the two orders; memory is there still."""
+    agent = Agent()
+    agent.tell(RanksAdopted(generation=Generation(2), ranks=()))
+    assert only(agent.order(start(2)), ForkRanks)
+
+
 def test_ranks_are_not_started_while_old_ones_are_being_stopped() -> None:
     agent = Agent()
     agent.order(stop(1))

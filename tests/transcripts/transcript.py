@@ -8,6 +8,7 @@ forms, which answer the newest outstanding order of that kind:
         RanksStopped; copies of every rank of its position in memory and on its own disk, backups of
         rank R's step S, whole or as parts
     started M.. | persisted M.. | released M.. | published | requested
+    refused M.. [reason=TEXT]                  StartFailed
     backed_up M.. [replicas=alike|differ]      StepBackedUp, of slices of what all ranks share
     progress S [fastest=S] [step_s=T]          StepProgress of the current generation
     groups [mesh=NAME:STRIDE:SIZE,..] [process=NAME:STRIDE:SIZE,..]   GroupsSeen of it
@@ -57,6 +58,7 @@ from everstep.events import (
     OutputLines,
     RanksStarted,
     RanksStopped,
+    StartFailed,
     StepBackedUp,
     StepPersisted,
     StepProgress,
@@ -268,6 +270,19 @@ def _started(
         yield RanksStarted(machine=MachineId(name), action=order.id, generation=order.generation)
 
 
+def _refused(
+    run: Transcript, names: list[str], fields: dict[str, str]
+) -> Iterator[ControllerEvent]:
+    for name in names:
+        order = run.order(StartRanks, MachineId(name))
+        yield StartFailed(
+            machine=MachineId(name),
+            action=order.id,
+            generation=order.generation,
+            reason=fields.get("reason", "").replace("_", " "),
+        )
+
+
 def _persisted(
     run: Transcript, names: list[str], fields: dict[str, str]
 ) -> Iterator[ControllerEvent]:
@@ -413,6 +428,7 @@ _SHORT: dict[str, Short] = {
     "join": _join,
     "stopped": _stopped,
     "started": _started,
+    "refused": _refused,
     "persisted": _persisted,
     "backed_up": _backed_up,
     "released": _released,

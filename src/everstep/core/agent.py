@@ -5,7 +5,7 @@ process itself: it asks its shell (agent_io.py) and is told the result.
 
 Three rules keep a machine safe whatever the network does:
   * an order of a lower term than the highest heard of is refused, and so is one of a lower
-    generation;
+    generation; ranks start only where the older ones were stopped for this very generation;
   * an order is carried out once: seen again, its answer is given again;
   * progress is the lease: without a controller and without progress for `PolicySpec.lease_s` the
     ranks are stopped; while they advance they are left alone.
@@ -206,7 +206,12 @@ class AgentCore:
             reason = f"ranks of an older generation are still here (pids {older})"
             self._answer(self._start_failed(order.id, order.generation, reason))
             return
-        self.generation = order.generation
+        if order.generation > self.generation:
+            # Booted anew since it was stopped: what the order restores is gone, and its ranks may
+            # have run before that, so that those of others wait for them for ever.
+            reason = f"nothing here remembers that generation {order.generation} was prepared"
+            self._answer(self._start_failed(order.id, order.generation, reason))
+            return
         self.ranks = {}
         self._slowest = self._told = NO_STEP
         self._groups = None

@@ -159,6 +159,8 @@ def _machine_joined(state: State, event: MachineJoined, now: Seconds) -> None:
     machine.local_disk = event.local_disk
     machine.shard_port = event.shard_port
     machine.shard_address = event.shard_address or event.address
+    # Booted anew, it knows nothing of what it proved, and is asked again before ranks start.
+    machine.stopped_for = min(machine.stopped_for, event.generation)
     machine_came(state, machine, event, now)
     forget_probe(state, event.machine)
     state.silent.pop(event.machine, None)

@@ -7,6 +7,9 @@ and again, numbers that are bad again and again, too many recoveries without pro
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
+from everstep.core.accusers import Group, groups_of
 from everstep.core.alerts import accusations
 from everstep.core.evidence import is_users, judged
 from everstep.core.state import Failure, State
@@ -25,6 +28,11 @@ ECHO_TEXTS = (
 """Texts of the plain RuntimeErrors that gloo and NCCL raise for the same reason."""
 
 
+EXCUSES_MAX = 2
+"""Restarts in one incident for a machine that is accused and yet stays where it is: each costs a
+start, and a standby may come meanwhile. After more of them the program is believed to be wrong."""
+
+
 UNUSABLE = "CheckpointUnusable"
 """trainer/checkpoint.py: no copy of the step that the rank was to restore is good."""
 
@@ -41,17 +49,42 @@ class GiveUp(Value, frozen=True, kw_only=True):
 def give_up(state: State, now: Seconds) -> GiveUp | None:
     """The first guard that speaks against another restart.
 
-    What the program seems to have done itself is a machine's doing if a member is accused.
+    What the program seems to have done itself may be a machine's doing if a member is accused.
     """
-    accused = any(
-        state.machines[each.machine].node_rank is not None for each in accusations(state, now)
-    )
     return (
-        (None if accused else _user_error(state) or _same_error_again(state))
+        _programs_own(state, now)
         or _early_exits(state)
         or _bad_numbers(state)
         or _too_many(state, now)
     )
+
+
+def _programs_own(state: State, now: Seconds) -> GiveUp | None:
+    """Not while a machine that may have done it goes, or has not been tried again often enough."""
+    verdict = _user_error(state) or _same_error_again(state)
+    if verdict is None:
+        return None
+    accused = _accused_members(state, now)
+    if not accused:
+        return verdict
+    if any(not group.against for group in accused) or _recoveries(state) < EXCUSES_MAX:
+        return None
+    first = accused[0]
+    why = f"{verdict.why}; besides, {first.why}; {first.against}"
+    return replace(verdict, why=why, page=True)
+
+
+def _accused_members(state: State, now: Seconds) -> list[Group]:
+    return [
+        group
+        for group in groups_of(state, accusations(state, now), now)
+        if any(state.machines[name].node_rank is not None for name in group.machines)
+    ]
+
+
+def _recoveries(state: State) -> int:
+    """Of the open incident, so far."""
+    return state.incident.recoveries if state.incident is not None else 0
 
 
 def is_echo(failure: Failure) -> bool:
@@ -74,10 +107,13 @@ def _user_error(state: State) -> GiveUp | None:
     own = [f for f in state.failures if not is_echo(f)]
     if not own or own[0].error is None:
         return None
-    first = own[0]
+    first, recoveries = own[0], _recoveries(state)
+    tried = "Nothing was retried, because no step was ever finished"
+    if recoveries:
+        tried = f"No step was ever finished, in {recoveries + 1} generations"
     return GiveUp(
-        why=f"the script failed before its first step: {first.text}. Nothing was retried, because"
-        " no step was ever finished; correct the script and start again",
+        why=f"the script failed before its first step: {first.text}. {tried}; correct the script"
+        " and start again",
         detail=own[0].error.traceback,
         page=False,
     )

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 
 from everstep.core.slowdown import slowed
 from everstep.core.state import Flood, Machine, Noted, State, Strike
-from everstep.diagnosis.words import Verdict
+from everstep.diagnosis.words import Category, Verdict
 from everstep.events import AlertCleared, AlertRaised, MachineJoined
-from everstep.health import Alert, Counts
+from everstep.health import Alert, Counts, Result
 from everstep.model import MachineId, Seconds, Value
 
 ALERTS_MAX = 64
@@ -26,6 +26,10 @@ BY_ITSELF = "agent"
 """The source of a machine's own checks."""
 OWN_SOURCES = frozenset({BY_ITSELF, "node service"})
 """Who speaks of a machine from within it."""
+BOOTED_ANEW = "boot id"
+"""The check of what an agent says when it joins again."""
+BY_US = "controller"
+"""The source of what no check of a machine can say, since its memory ended with its boot."""
 BOOT = "boot "
 """Begins the cause of what is true of a kernel; after its id may follow a part of its host."""
 JUDGED_MAX = 20_000
@@ -109,7 +113,7 @@ def alert_cleared(state: State, event: AlertCleared, now: Seconds) -> None:
 
 
 def machine_came(state: State, machine: Machine, event: MachineJoined, now: Seconds) -> None:
-    """What a machine said of itself before it was booted anew is over.
+    """What a machine said of itself before it was booted anew is over; that it was accuses it.
 
     What its new agent says may have come before this: that has just occurred.
     """
@@ -118,9 +122,33 @@ def machine_came(state: State, machine: Machine, event: MachineJoined, now: Seco
             own = noted.alert.source in OWN_SOURCES and noted.at < now - SAME_S
             if own and noted.cleared_at is None:
                 noted.cleared_at = now
+        if machine.node_rank is not None:
+            alert_raised(state, _booted_anew(machine, event), now)
     machine.boot_id = event.boot_id or machine.boot_id
     machine.units = event.units
     _forget_old(state, machine, now)
+
+
+def _booted_anew(machine: Machine, event: MachineJoined) -> AlertRaised:
+    """Nobody boots a machine of a running job on purpose: a panic, its power, its watchdog did."""
+    result = Result(
+        check=BOOTED_ANEW,
+        verdict=Verdict.EVICT,
+        category=Category.OS_KERNEL_PANIC,
+        why=f"it was booted anew while it had ranks: this is boot {event.boot_id}, it was"
+        f" {machine.boot_id}",
+        do="Find out why: /sys/fs/pstore, the event log of its BMC (ipmitool sel elist), last -x.",
+    )
+    return AlertRaised(machine=machine.machine, alert=Alert(result=result, source=BY_US))
+
+
+def proven(state: State, now: Seconds) -> None:
+    """Training goes on with machines that were booted anew: with them there is nothing wrong."""
+    for name in state.alerted:
+        machine = state.machines[name]
+        known = _find(machine, BY_US, BOOTED_ANEW, "")
+        if known is not None and known.cleared_at is None:
+            known.cleared_at = now
 
 
 def _find(machine: Machine, source: str, check: str, item: str) -> Noted | None:

@@ -30,7 +30,7 @@ from everstep.actions import (
     StopRanks,
     WakeStandby,
 )
-from everstep.core.alerts import people_told
+from everstep.core.alerts import people_told, proven
 from everstep.core.ettr import Owner
 from everstep.core.evidence import judged
 from everstep.core.layouts import LAYOUT
@@ -66,6 +66,7 @@ def _close_incident(state: State, action: CloseIncident, now: Seconds) -> None:
     incident = state.incident
     if incident is not None and incident.incident == action.incident:
         incident.closed_at = now
+        proven(state, now)
         incident.outcome = action.why
         # Recoveries are forgotten when steps advance (observe.py), not by time alone: a script that
         # reports no steps and dies every few minutes would be started again for ever.

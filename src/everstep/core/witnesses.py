@@ -9,7 +9,7 @@ from __future__ import annotations
 from itertools import combinations
 
 from everstep.diagnosis.words import Verdict
-from everstep.events import AlertRaised, ControllerEvent, EvidenceFound
+from everstep.events import AlertRaised, ControllerEvent, EvidenceFound, MachineJoined
 from everstep.health import Counts
 from everstep.model import MachineId, Seconds
 
@@ -26,6 +26,7 @@ class Witnesses:
         self._enough: dict[MachineId, None] = {}
         self._struck: dict[MachineId, list[Seconds]] = {}
         self._printed = False
+        self._boots: dict[MachineId, str] = {}
 
     def hear(self, event: ControllerEvent, now: Seconds) -> None:
         if isinstance(event, EvidenceFound):
@@ -33,6 +34,11 @@ class Witnesses:
             self.machines[event.machine] = None
         elif isinstance(event, AlertRaised):
             self._hear_alert(event, now)
+        elif isinstance(event, MachineJoined):
+            former = self._boots.get(event.machine)
+            if former and event.boot_id and former != event.boot_id:
+                self.machines[event.machine] = self._enough[event.machine] = None
+            self._boots[event.machine] = event.boot_id or former or ""
 
     def _hear_alert(self, event: AlertRaised, now: Seconds) -> None:
         self.machines[event.machine] = None

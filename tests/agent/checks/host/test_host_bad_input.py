@@ -22,7 +22,6 @@ _STAT = "(python3) S 1 1 1 0 -1 4194560 0 0 0 0 0 0 0 0 20 0 1 0 70 0 0 0\n"
 VALID = {
     "/proc/meminfo": "MemTotal: 1000 kB\nMemFree: 10 kB\nMemAvailable: 900 kB\n",
     "/proc/vmstat": "nr_free_pages 5\noom_kill 2\n",
-    "/proc/sys/kernel/random/boot_id": "5f3a\n",
     "/proc/loadavg": "0.10 0.20 0.30 2/345 6789\n",
     "/proc/stat": "cpu  1 2 3 4 5 6 7 8 9 10\ncpu0 1 2\nintr 5 0 0\n",
     "/proc/pressure/cpu": "some avg10=0.00 avg60=0.00 avg300=0.00 total=5\n",

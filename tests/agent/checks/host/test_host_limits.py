@@ -9,8 +9,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from everstep.agent.checks.check import Here
-from everstep.agent.checks.host.boot import Boot
 from everstep.agent.checks.host.cgroup import OwnCgroup
 from everstep.agent.checks.host.handles import Handles
 from everstep.agent.checks.host.load import Overload
@@ -199,7 +197,7 @@ def test_limits_of_the_group_are_warnings() -> None:
 
 
 def proc(**fields: object) -> ProcSample:
-    plain = {"total": 1000, "available": 500, "oom_kills": 7, "boot_id": "b1"}
+    plain = {"total": 1000, "available": 500, "oom_kills": 7}
     return msgspec.convert(plain | fields, ProcSample)
 
 
@@ -229,19 +227,10 @@ def test_kills_anywhere_are_a_warning(counts: list[int | None], expected: str) -
     assert verdict(check_of(OomAnywhere), samples) == expected
 
 
-@pytest.mark.parametrize(
-    ("known", "now", "expected"),
-    [("b1", "b1", "info"), ("", "b1", "info"), ("b1", "", "error"), ("b0", "b1", "evict")],
-)
-def test_another_boot_evicts(known: str, now: str, expected: str) -> None:
-    assert verdict(check_of(Boot), [proc(boot_id=now)], Here(boot_id=known)) == expected
-
-
 def test_memory_of_this_machine_is_read() -> None:
     sample = Proc().sample(HERE)
     assert 0 < sample.available <= sample.total
     assert sample.oom_kills is not None
-    assert len(sample.boot_id) == 36
 
 
 # --- load ----------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from everstep.agent.checks.check import MakeCheck, MakeSource
-from everstep.agent.checks.host.boot import Boot
 from everstep.agent.checks.host.cgroup import OwnCgroup
 from everstep.agent.checks.host.clock import ClockRight
 from everstep.agent.checks.host.cpu import CpuSpeed
@@ -35,7 +34,6 @@ SOURCES: tuple[MakeSource, ...] = (Proc, Load, Cgroup, Mounts, Clock, Processes,
 CHECKS: tuple[MakeCheck, ...] = (
     Memory,
     OomAnywhere,
-    Boot,
     Overload,
     Pressures,
     Handles,

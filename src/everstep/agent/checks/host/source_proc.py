@@ -1,7 +1,7 @@
-"""Source "proc": memory of the machine, processes that ran out of it, and which boot this is.
+"""Source "proc": memory of the machine, and processes that ran out of it.
 
 Sampled in the agent's loop every two seconds, the interval of ByteRobust for its host checks.
-Judged by memory.py, oom_anywhere.py and boot.py.
+Judged by memory.py and oom_anywhere.py.
 """
 
 from __future__ import annotations
@@ -22,11 +22,10 @@ class ProcSample(Value, frozen=True, kw_only=True):
     """Bytes that a program could still get without swapping, as the kernel estimates it."""
     oom_kills: int | None = None
     """Processes ended for want of memory since the boot; None: this kernel does not tell."""
-    boot_id: str = ""
 
 
 class Proc(Source[ProcSample]):
-    """Reads /proc/meminfo, /proc/vmstat and the boot id."""
+    """Reads /proc/meminfo and /proc/vmstat."""
 
     name: ClassVar[str] = "proc"
     kind: ClassVar[type[Value]] = ProcSample
@@ -40,10 +39,8 @@ class Proc(Source[ProcSample]):
         if not memory.get("MemTotal") or "MemAvailable" not in memory:
             raise NotReadable("/proc/meminfo does not say how much memory there is")
         events = readable(lambda: table(read(here, "/proc/vmstat"))) or {}
-        boot_id = readable(lambda: read(here, "/proc/sys/kernel/random/boot_id")) or ""
         return ProcSample(
             total=memory["MemTotal"] * 1024,
             available=memory["MemAvailable"] * 1024,
             oom_kills=events.get("oom_kill"),
-            boot_id=boot_id.strip(),
         )

@@ -83,8 +83,10 @@ class Host:
     def start(self, *flags: str, code: str = "", **environ: str) -> subprocess.Popen[str]:
         """A process of its own."""
         code = code or "from tests.commands.odd_checks import main; main()"
+        # Whoever starts the tests in a shell's background has SIGINT ignored for all of them.
+        heeding = ["env", "--default-signal=INT"]
         return subprocess.Popen(
-            [sys.executable, "-c", code, "check", *flags, *self._places(flags)],
+            [*heeding, sys.executable, "-c", code, "check", *flags, *self._places(flags)],
             cwd=ROOT,
             env={**os.environ, **environ},
             stdout=subprocess.PIPE,

@@ -94,8 +94,9 @@ ANSWERS_KEPT = 64
 """Answers remembered for orders seen again. A controller has one order of each kind in flight."""
 FINDINGS_MAX = 100
 """Of one generation."""
-NUMBERS_MAX = 50
-"""Steps whose numbers are told at a time: the newest ones."""
+NUMBERS_MAX = 500
+"""Steps whose numbers are told at a time: the newest ones. Enough for what a script prints in the
+seconds in which a busy machine lets its agent read nothing."""
 UNSAID_MAX = 200
 """What checks say that is kept while there is no controller: the newest."""
 REPORT_EVERY_S: Seconds = 1.0

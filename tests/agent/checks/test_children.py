@@ -133,7 +133,13 @@ def test_a_stopped_child_is_one_that_hangs(here: Here) -> None:
 def test_a_child_that_turns_in_circles_hangs_too(here: Here) -> None:
     async def work(child: Child) -> None:
         mood(here, "spin")
-        assert isinstance(await child.ask(here), Unanswered)
+        deadline = time.monotonic() + 60.0
+        while not isinstance(answer := await child.ask(here), Unanswered):
+            # Where all processors are busy it may not turn much.
+            assert isinstance(answer, Failed)
+            assert "got no processor" in answer.why
+            assert time.monotonic() < deadline
+            child._start_at = 0.0
 
     with_child(work)
 

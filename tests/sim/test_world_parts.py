@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from everstep.actions import StartRanks, StopRanks
+from everstep.core.agent_io import OrderReceived
 from everstep.events import TimerFired
 from everstep.journal.records import Fenced
-from everstep.model import Copy, Generation, Rank, Step
+from everstep.model import Copy, Generation, MachineId, NodeRank, Rank, Step, Term
+from everstep.sim.agent import FORKING_S, SETTLED_S
 from everstep.sim.disk import Disk
+from everstep.sim.ground import Ground
+from everstep.sim.machine import Machine
 from everstep.sim.memory import RankMemory
 from everstep.sim.options import draw
 from everstep.sim.records import Ledger, MemoryJournal
@@ -134,3 +141,43 @@ def test_a_rival_fences_the_journal_and_a_power_failure_takes_what_was_not_synce
 def test_options_are_the_seeds_alone() -> None:
     assert draw(7) == draw(7)
     assert draw(7) != draw(8)
+
+
+# --- machines ------------------------------------------------------------------------------------
+
+
+def let(ground: Ground, for_s: float) -> None:
+    """Let so much time pass."""
+    ground.schedule.run(lambda: False, ground.schedule.now + for_s)
+
+
+def test_a_fork_under_way_does_not_outlive_the_boot_of_its_machine() -> None:
+    ground = Ground(draw(0), lambda _: None)
+    machine = Machine(MachineId("m0"), ground)
+    let(ground, 20.0)
+    assert machine.launcher_up
+    assert machine.agent is not None
+    common: dict[str, Any] = {
+        "cause": "1",
+        "why": "test",
+        "machine": machine.name,
+        "generation": G1,
+    }
+    start = StartRanks(
+        id="start",
+        node_rank=NodeRank(0),
+        master_addr="a",
+        master_port=1,
+        restore=Step(-1),
+        restore_generation=Generation(0),
+        restarts=0,
+        **common,
+    )
+    machine.agent._tell(OrderReceived(term=Term(1), order=StopRanks(id="stop", **common)))
+    let(ground, 5 * SETTLED_S)
+    machine.agent._tell(OrderReceived(term=Term(1), order=start))
+    let(ground, FORKING_S / 2)
+    machine.reboot()
+    let(ground, 20.0)
+    assert machine.running() == []
+    assert ground.gangs == {}

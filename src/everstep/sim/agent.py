@@ -227,9 +227,10 @@ class Agent:
             self._after(transfer_s, partial(self._fetch, action))
         elif self._machine.launcher_up:
             self._forking = True
-            # The launcher goes on with it even if the agent dies.
+            # The launcher goes on with it even if the agent dies, but not when the machine boots.
             forking_s = FORKING_S * self._machine.slowness
-            self._ground.schedule.after(forking_s, partial(self._forked, action))
+            forked = partial(self._forked, action, self._machine.boots)
+            self._ground.schedule.after(forking_s, forked)
         elif self._ground.schedule.now - since >= policy.start_within_s:
             self._fork_failed(action, "the launcher did not answer")
         else:
@@ -262,10 +263,10 @@ class Agent:
         if self._core.generation == action.order.generation:
             self._fork(action, since)
 
-    def _forked(self, action: ForkRanks) -> None:
+    def _forked(self, action: ForkRanks, boots: int) -> None:
         machine, nproc = self._machine, self._ground.options.spec.nproc_per_node
         self._forking = False
-        if not machine.alive:
+        if not machine.alive or machine.boots != boots:
             return
         machine.kept.drop_newer(action.order.restore)
         broken = machine.breaks_forks > 0 or not machine.launcher_up

@@ -59,6 +59,7 @@ class Machine:
         self.monitor = Monitor(name)
         slow = ground.rng.random() < ground.options.slow
         self.slowness = SLOWNESS if slow else 1.0
+        self.boots = 0
         self.launcher_up = False
         self.breaks_forks = 0
         """So many of the next forks fail."""
@@ -134,6 +135,7 @@ class Machine:
         """Processes and memory are gone, the disk is not. Its agent is back before it is missed."""
         if not self.alive:
             return
+        self.boots += 1
         if self.agent is not None:
             self.agent.die()
             self.agent = None

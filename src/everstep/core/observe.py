@@ -175,7 +175,8 @@ def _reconcile(state: State, machine: Machine, event: MachineJoined, now: Second
     """Compare what the machine says of its ranks with what the books say.
 
     A machine that has not answered StartRanks yet is sent it again, so it may well lack ranks; but
-    those that ended have ended.
+    those that ended have ended, and one that has all of them has answered: the time for that may be
+    over, and it would be evicted for what it has done long ago.
     """
     if machine.node_rank is None:
         return
@@ -194,6 +195,10 @@ def _reconcile(state: State, machine: Machine, event: MachineJoined, now: Second
                 exit=status.exit,
             )
             _rank_exited(state, exited, now)
+    order = state.awaiting.get(machine.machine)
+    if order is not None and len(said) == state.job.nproc_per_node:
+        answer = RanksStarted(machine=machine.machine, action=order, generation=state.generation)
+        _ranks_started(state, answer, now)
 
 
 def _machine_silent(state: State, event: MachineSilent, now: Seconds) -> None:

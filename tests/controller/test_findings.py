@@ -243,6 +243,7 @@ def test_a_machine_that_has_left_is_none_of_the_job(name: str) -> None:
         ({"counts": "thrice"}, "counts 'thrice' is none of never, twice"),
         ({"source": "agent"}, "source 'agent' is a name of everstep's own"),
         ({"source": "node service"}, "a name of everstep's own"),
+        ({"source": "controller"}, "a name of everstep's own"),
         ({"source": ""}, "length >= 1"),
     ],
 )

@@ -146,7 +146,7 @@ def test_what_a_machine_said_before_it_was_booted_anew_is_over() -> None:
     )
     job.core.handle(joined, 60.0)
     holding = [n.alert.source for n in job.m1.alerts if n.cleared_at is None]
-    assert holding == ["alertmanager"]
+    assert holding == ["alertmanager", "controller"], "that it was booted anew is said by us"
 
 
 # --- when it is enough ---

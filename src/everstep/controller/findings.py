@@ -14,7 +14,7 @@ from typing import Annotated, NamedTuple, TypeVar
 
 import msgspec
 
-from everstep.core.alerts import OWN_SOURCES, SAME_S
+from everstep.core.alerts import RESERVED, SAME_S
 from everstep.core.state import Machine, Noted, State
 from everstep.diagnosis.words import Category, Verdict
 from everstep.events import AlertCleared, AlertRaised
@@ -294,7 +294,7 @@ def _short(text: str) -> str:
 
 def _events(said: _Said, machines: Sequence[Machine], now: Seconds) -> list[Event]:
     """What this changes, for each machine; nothing of what is known already."""
-    if said.source in OWN_SOURCES:
+    if said.source in RESERVED:
         raise _Refused(f"source {said.source!r} is a name of everstep's own: choose another")
     age_s = now - said.at
     if age_s < -AHEAD_S:

@@ -24,12 +24,14 @@ SAME_S: Seconds = 5.0
 """An occurrence that is told again may seem this much younger: messages take their time."""
 BY_ITSELF = "agent"
 """The source of a machine's own checks."""
-OWN_SOURCES = frozenset({BY_ITSELF, "node service"})
-"""Who speaks of a machine from within it."""
-BOOTED_ANEW = "boot id"
-"""The check of what an agent says when it joins again."""
 BY_US = "controller"
 """The source of what no check of a machine can say, since its memory ended with its boot."""
+OWN_SOURCES = frozenset({BY_ITSELF, "node service"})
+"""Who speaks of a machine from within it."""
+RESERVED = OWN_SOURCES | {BY_US}
+"""Names that nobody else may speak under."""
+BOOTED_ANEW = "boot id"
+"""The check of what an agent says when it joins again."""
 BOOT = "boot "
 """Begins the cause of what is true of a kernel; after its id may follow a part of its host."""
 JUDGED_MAX = 20_000

@@ -135,6 +135,9 @@ class PolicySpec(Value, frozen=True, kw_only=True):
     strikes_apart_s: Seconds = 20.0
     """Two occurrences closer than this are one: a cable that is pulled shows on several items, and
     they are looked at up to this much apart."""
+    strikes_together_s: Seconds = 3.0
+    """Before ranks are stopped for a second occurrence, time for other machines to say the same: a
+    switch that fails takes the links of all its machines, and each looks once a second."""
     slowed: float = 1.25
     """A step that takes so many times the usual is a slow one: that is 80 % of the speed, as
     diagnosis.abnormal.Limits has it."""

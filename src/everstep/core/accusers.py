@@ -72,14 +72,18 @@ def named(machines: Sequence[MachineId]) -> str:
     return f"{shown} and {more} more" if more > 0 else shown
 
 
-def waits_until(state: State, cause: str, at: Seconds) -> Seconds:
+def waits_until(state: State, cause: str, at: Seconds, *, struck: bool) -> Seconds:
     """When ranks that run are stopped for it: later if others may yet say the same.
 
     At a full second: what many say within one is one moment.
     """
     of_kernel = cause.startswith(BOOT)
     shared = (state.job.local and _part_in(cause)) if of_kernel else cause
-    return float(math.ceil(at + state.job.policy.common_cause_s)) if shared else at
+    policy = state.job.policy
+    if not shared and not struck:
+        return at
+    wait_s = policy.common_cause_s if shared else policy.strikes_together_s
+    return float(math.ceil(at + wait_s))
 
 
 def ready_standbys(state: State, now: Seconds) -> list[Machine]:

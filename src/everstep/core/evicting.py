@@ -60,7 +60,8 @@ def _is_certain(group: Group) -> bool:
 
 
 def _waited(d: Deciding, accusation: Accusation) -> bool:
-    return waits_until(d.state, accusation.cause, accusation.at) <= d.now
+    struck = accusation.struck
+    return waits_until(d.state, accusation.cause, accusation.at, struck=struck) <= d.now
 
 
 def due_later(state: State) -> Iterator[Seconds]:
@@ -69,10 +70,13 @@ def due_later(state: State) -> Iterator[Seconds]:
     yield flooded
     for name in () if flooded else state.alerted:
         machine = state.machines[name]
-        told = [(noted.alert, noted.since) for noted in machine.alerts]
-        told += [(strike.alert, strike.at) for strike in machine.strikes]
-        causes = ((cause_of(state, machine, alert), at) for alert, at in told)
-        yield from (waits_until(state, cause, at) for cause, at in causes if cause)
+        for noted in machine.alerts:
+            cause = cause_of(state, machine, noted.alert)
+            if cause:
+                yield waits_until(state, cause, noted.since, struck=False)
+        for strike in machine.strikes:
+            cause = cause_of(state, machine, strike.alert)
+            yield waits_until(state, cause, strike.at, struck=True)
 
 
 def story(group: Group) -> str:

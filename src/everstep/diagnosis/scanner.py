@@ -19,11 +19,11 @@ LINE_BYTES = 16 << 10
 FORMS_MAX = 10_000
 """Forms of lines that Attentive remembers."""
 SUSPICIOUS = re.compile(
-    rb"abort|assert|bad|blocked|broken|busy|cancel|cannot|can't|closed|corrupt|CUDA|cud|denied|died"
-    rb"|down|ECC|EDAC|(?-i:E[A-Z]{3,})|error|evict|exceed|except|exit|expired|fail|fatal|fault"
+    rb"abort|assert|bad|blocked|broken|BUG:|busy|cancel|cannot|can't|closed|corrupt|CUDA|cud|denied"
+    rb"|died|down|ECC|EDAC|(?-i:E[A-Z]{3,})|error|evict|exceed|except|exit|expired|fail|fatal|fault"
     rb"|full|gone|GPU|hang|hung|illegal|indexed_dataset|interrupt|invalid|kill|leak|limit|link"
     rb"|lockup|lost|memmap|memory|miss|nan\b|NCCL|no |not |NODE|OOM|overflow|panic|preempt|quota"
-    rb"|reach|read-only|refus|reject|reset|retr|segfault|server|shm|signal|SIG|slow|space|stale"
+    rb"|reach|read-?only|refus|reject|reset|retr|segfault|server|shm|signal|SIG|slow|space|stale"
     rb"|stall|status|stop|stuck|submitted|suspend|terminat|throttl|timed|timeout|trap|unable"
     rb"|pulled|undefined|unavailable|unexpected|unhealthy|unknown|unreach|warn|Xid|[^\x00-\x7f]",
     re.IGNORECASE,

@@ -1,6 +1,7 @@
 """All checks there are, with the limits that a site has set.
 
-Used by the agent's shell, by children that take samples, and by `everstep check`.
+Used by the agent, by `everstep check`, and by `everstep run` to refuse wrong limits. Children
+import the module of their one source alone.
 """
 
 from __future__ import annotations

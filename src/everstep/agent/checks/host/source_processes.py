@@ -31,8 +31,6 @@ DAEMONS = {
     "systemd-timesyn": "systemd-timesyncd",
 }
 """What training machines run, by the 15 characters that the kernel keeps of a name."""
-_KTHREADD = 2
-"""Parent of all threads of the kernel itself, where it can be seen at all."""
 
 
 class Stuck(Value, frozen=True, kw_only=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from everstep.agent.checks.check import History, S
+from everstep.agent.checks.check import History, Limits, S
 from everstep.model import Seconds
 
 WRAP = 1 << 32
@@ -25,6 +25,19 @@ def growth(old: int | None, new: int | None) -> int | None:
     if WRAP // 2 <= old < WRAP and new < WRAP // 2:
         return new + WRAP - old
     return None
+
+
+def rates(
+    old: Mapping[str, int], new: Mapping[str, int], names: Iterable[str], seconds: Seconds
+) -> dict[str, float]:
+    """Growth per second of those counters that can be compared."""
+    grown = {name: growth(old.get(name), new.get(name)) for name in names}
+    return {name: each / seconds for name, each in grown.items() if each is not None}
+
+
+def too_fast(found: Mapping[str, float], limits: Limits) -> dict[str, float]:
+    """Those above their limit, the field NAME_per_s."""
+    return {name: rate for name, rate in found.items() if rate > getattr(limits, f"{name}_per_s")}
 
 
 def total(old: Mapping[str, int], new: Mapping[str, int], names: Iterable[str]) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from everstep.agent.checks.check import Check, Here, History, Stamped
-from everstep.agent.checks.net.counters import growth
+from everstep.agent.checks.net.counters import growth, rates, too_fast
 from everstep.agent.checks.net.ignoring import PortLimits, ignored
 from everstep.agent.checks.net.port_counters import AllPortCounters, PortCounters
 from everstep.diagnosis.words import Category, Verdict
@@ -85,13 +85,10 @@ class PortErrorsCheck(Check[AllPortCounters, PortErrorLimits]):
         if earliest.counts.get("link_downed") != now.counts.get("link_downed"):
             # A link that goes down breaks packets: that is one event, and ib.port tells it.
             return self.passed(f"{name}: its link went down, which ib.port judges", name)
-        fast = _rates(before, now, max(history.now.at - old.at, self.limits.window_s))
-        over = {
-            each: rate
-            for each, rate in fast.items()
-            if rate > getattr(self.limits, f"{each}_per_s")
-        }
-        values = {f"{each}_per_s": rate for each, rate in fast.items()}
+        seconds = max(history.now.at - old.at, self.limits.window_s)
+        found = rates(before.counts, now.counts, FULL, seconds)
+        over = too_fast(found, self.limits)
+        values = {f"{each}_per_s": rate for each, rate in found.items()}
         if over:
             return self._fails(name, over, values)
         if hourly := self._hourly(name, history):
@@ -142,8 +139,3 @@ class PortErrorsCheck(Check[AllPortCounters, PortErrorLimits]):
             return 0.0
         hourly = grown / seconds * _AN_HOUR
         return hourly if hourly > self.limits.symbol_error_per_hour else 0.0
-
-
-def _rates(before: PortCounters, now: PortCounters, seconds: Seconds) -> dict[str, float]:
-    grown = {name: growth(before.counts.get(name), now.counts.get(name)) for name in FULL}
-    return {name: each / seconds for name, each in grown.items() if each is not None}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from everstep.agent.checks.check import Check, Here, History
-from everstep.agent.checks.net.counters import growth
+from everstep.agent.checks.net.counters import rates, too_fast
 from everstep.agent.checks.net.ignoring import PortLimits, ignored
 from everstep.agent.checks.net.port_counters import AllPortCounters
 from everstep.diagnosis.words import Category, Verdict
@@ -81,17 +81,11 @@ class TransportCheck(Check[AllPortCounters, TransportLimits]):
             if before is None or old is history.now:
                 yield self.passed(f"{name}: looked at for the first time", name)
                 continue
-            grown = {each: growth(before.counts.get(each), now.counts.get(each)) for each in SAYS}
-            rates = {each: count / seconds for each, count in grown.items() if count is not None}
-            yield self._judge(name, rates)
+            yield self._judge(name, rates(before.counts, now.counts, SAYS, seconds))
 
-    def _judge(self, name: str, rates: dict[str, float]) -> Result:
-        over = {
-            each: rate
-            for each, rate in rates.items()
-            if rate > getattr(self.limits, f"{each}_per_s")
-        }
-        values = {f"{each}_per_s": rate for each, rate in rates.items()}
+    def _judge(self, name: str, found: dict[str, float]) -> Result:
+        over = too_fast(found, self.limits)
+        values = {f"{each}_per_s": rate for each, rate in found.items()}
         if not over:
             return self.passed(f"{name}: no unusual events of its connections", name, **values)
         said = "; ".join(f"{SAYS[each]} ({each} {rate:.3g}/s)" for each, rate in over.items())

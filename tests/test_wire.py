@@ -12,19 +12,27 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from everstep import wire
 from everstep.actions import StopRanks
-from everstep.diagnosis.words import Verdict
 from everstep.events import (
-    AlertCleared,
-    AlertRaised,
     EvidenceFound,
-    MachineProbed,
     MachineProgress,
+    MachineReady,
+    MachineTested,
     RankExited,
     RanksStarted,
     Report,
+    VersionHeld,
 )
-from everstep.health import Alert, Result
-from everstep.model import ExitStatus, Generation, MachineId, PolicySpec, Rank, Seconds, Step, Term
+from everstep.model import (
+    ExitStatus,
+    Generation,
+    MachineId,
+    PolicySpec,
+    Rank,
+    Seconds,
+    Step,
+    Term,
+    VersionId,
+)
 from everstep.wire import Bare, Data, Hello, Link, Welcome
 
 HELLO = Hello(
@@ -144,17 +152,16 @@ def test_protocols_one_apart_work_together(apart: int, accepted: bool) -> None:
 
 def test_an_older_controller_gets_nothing_that_it_would_take_for_garbage() -> None:
     """And no number is missing, or it would wait for it for ever."""
-    machine = MachineId("m1")
-    result = Result(check="net.link", verdict=Verdict.EVICT, why="down")
+    machine, version = MachineId("m1"), VersionId("2" * 64)
     reports: list[Report] = [
-        AlertRaised(machine=machine, alert=Alert(result=result)),
+        MachineReady(machine=machine),
         RanksStarted(machine=machine, action="1.0", generation=Generation(1)),
-        AlertCleared(machine=machine, check="net.link"),
-        MachineProbed(machine=machine, action="1.1", target=MachineId("m2"), reachable=True),
+        VersionHeld(machine=machine, action="1.1", version=version),
+        MachineTested(machine=machine, action="1.2", passed=True, why="all is well"),
     ]
     frames = [wire.Data(seq=n, ack=0, body=wire.encode_report(r)) for n, r in enumerate(reports)]
     assert [wire.understood(frame, wire.PROTOCOL) for frame in frames] == frames
-    old = [wire.understood(frame, 1) for frame in frames]
+    old = [wire.understood(frame, wire.PROTOCOL - 1) for frame in frames]
     assert old[1] == frames[1]
     for place in (0, 2, 3):
         frame = old[place]

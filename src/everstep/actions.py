@@ -14,6 +14,8 @@ from enum import StrEnum
 
 from everstep.model import (
     NO_STEP,
+    NO_VERSION,
+    AgentAt,
     Fault,
     Generation,
     MachineId,
@@ -23,6 +25,7 @@ from everstep.model import (
     Seconds,
     Step,
     Value,
+    VersionId,
 )
 
 
@@ -50,6 +53,8 @@ class StopRanks(Imperative, frozen=True, kw_only=True):
     """Time between SIGTERM and SIGKILL. 0: SIGKILL at once, right for a restart, since the
     checkpoint lies in shared memory and a broken process group cannot finish a step anyway."""
     within_s: Seconds = 10.0
+    saved_within_s: Seconds = 0.0
+    """Wait at most so long for the step that each rank has finished to be saved. 0: do not wait."""
 
 
 class StartRanks(Imperative, frozen=True, kw_only=True):
@@ -72,6 +77,49 @@ class StartRanks(Imperative, frozen=True, kw_only=True):
     of its own machine or of its peer. Of whole shards alone: empty."""
     restarts: int
     """Restarts before this one, torchrun's TORCHELASTIC_RESTART_COUNT."""
+    version: VersionId = NO_VERSION
+    """The code to run."""
+    compare_through: Step = NO_STEP
+    """Compare the losses of the steps up to this one with those of when they were done before, and
+    say what came of it (LossesCompared). NO_STEP: do not."""
+
+
+class HoldVersion(Imperative, frozen=True, kw_only=True):
+    """Get this code version, so that ranks could run it. Answered by VersionHeld or VersionNotHeld.
+
+    From one of `sources`, else from the controller.
+    """
+
+    machine: MachineId
+    version: VersionId
+    sources: tuple[AgentAt, ...] = ()
+    keep: tuple[VersionId, ...] = ()
+    """What may still be asked for; all others may be dropped."""
+    within_s: Seconds
+
+
+class TryVersion(Imperative, frozen=True, kw_only=True):
+    """Import what the script of this version imports, in a process of its own.
+
+    Answered by VersionTried. The script's own lines below its imports are not run.
+    """
+
+    machine: MachineId
+    version: VersionId
+    within_s: Seconds
+    beside_ranks: bool = False
+    """Ranks run there: the trial sees no GPU and has the lowest priority."""
+
+
+class TestMachine(Imperative, frozen=True, kw_only=True):
+    """Test the machine, on which no rank runs. Answered by MachineTested."""
+
+    __test__ = False  # for pytest: this is no test
+
+    machine: MachineId
+    attempt: int
+    """Counted from 1 for each eviction."""
+    within_s: Seconds
 
 
 class PersistStep(Imperative, frozen=True, kw_only=True):
@@ -142,11 +190,51 @@ class ReleaseMachine(Imperative, frozen=True, kw_only=True):
 
 
 Order = (
-    StopRanks | StartRanks | PersistStep | BackUpStep | ProbeMachine | InjectFault | ReleaseMachine
+    StopRanks
+    | StartRanks
+    | PersistStep
+    | BackUpStep
+    | ProbeMachine
+    | HoldVersion
+    | TryVersion
+    | TestMachine
+    | InjectFault
+    | ReleaseMachine
 )
 
 
 # --- decisions the controller's own shell carries out --------------------------------------------
+
+
+class Rung(StrEnum):
+    """One step of the escalation ladder; core/ladder.py says in which order they are taken."""
+
+    EVICT = "evict"
+    """Machines that something speaks against go, standbys take their positions."""
+    EVICT_GROUP = "evict a group"
+    """The parallel group that the stacks of its ranks set apart goes."""
+    EVICT_TESTED = "evict after tests"
+    """Machines that failed a test go."""
+    EVICT_REPLAYED = "evict after replay"
+    """Machines whose results were others go."""
+    HOT_UPDATE = "hot update"
+    """A person sent other code."""
+    RESIZE = "resize"
+    """The number of machines changes."""
+    RERUN = "rerun"
+    """The same steps again on the same machines: the same bits, or others?"""
+    AGGREGATE = "aggregate"
+    """The stacks of all ranks are compared."""
+    TEST = "test"
+    """All machines are tested while nothing runs."""
+    REATTEMPT = "reattempt"
+    """Start again and change nothing."""
+    ROLLBACK = "rollback"
+    """Start again with code that ran well before."""
+    REPLAY = "replay"
+    """Groups of machines repeat the same steps, and their results are compared."""
+    HUMAN = "human"
+    """Nothing is left to try."""
 
 
 class EvictMachine(Imperative, frozen=True, kw_only=True):
@@ -157,6 +245,19 @@ class EvictMachine(Imperative, frozen=True, kw_only=True):
     """Something speaks against it: a check, what its ranks printed. False: it is lost."""
     unit: str = ""
     """It goes as a part of this: "switch:leaf7", "boot 5f3a". Empty: by itself."""
+
+
+class ReturnMachine(Imperative, frozen=True, kw_only=True):
+    """An evicted machine has passed its tests: it is a standby again."""
+
+    machine: MachineId
+
+
+class GiveVerdict(Imperative, frozen=True, kw_only=True):
+    """What became known of a machine that was evicted."""
+
+    machine: MachineId
+    guilty: bool
 
 
 class WakeStandby(Imperative, frozen=True, kw_only=True):
@@ -183,6 +284,8 @@ class BeginGeneration(Imperative, frozen=True, kw_only=True):
     """A new incarnation of all training processes: everything older is void from here on."""
 
     generation: Generation
+    planned: Rung | None = None
+    """What ranks that were well are stopped for; None: something failed, or nothing ran."""
 
 
 class OpenIncident(Imperative, frozen=True, kw_only=True):
@@ -190,12 +293,40 @@ class OpenIncident(Imperative, frozen=True, kw_only=True):
 
     incident: str
     symptom: str
+    planned: bool = False
+    """Nothing failed: ranks are stopped for other code, or for machines that came."""
 
 
 class CloseIncident(Imperative, frozen=True, kw_only=True):
     """The incident's recovery is proven, or the job ended with it. Viewers are told."""
 
     incident: str
+
+
+class TakeRung(Imperative, frozen=True, kw_only=True):
+    """What this recovery does about the open incident."""
+
+    incident: str
+    rung: Rung
+    failure: str
+    """Class of the failure: the same one again climbs."""
+
+
+class SwitchCode(Imperative, frozen=True, kw_only=True):
+    """From the next generation on, this code version runs."""
+
+    version: VersionId
+    previous: VersionId
+    rolled_back: bool = False
+    """It is an earlier one, since `previous` did not do well, or a person wants it."""
+
+
+class RefuseUpdate(Imperative, frozen=True, kw_only=True):
+    """The version is not put in place. Viewers are told."""
+
+    version: VersionId
+    detail: str = ""
+    """The traceback of its import, say."""
 
 
 class PageHuman(Imperative, frozen=True, kw_only=True):
@@ -228,6 +359,11 @@ class EndController(Imperative, frozen=True, kw_only=True):
 
 Decision = (
     EvictMachine
+    | ReturnMachine
+    | GiveVerdict
+    | TakeRung
+    | SwitchCode
+    | RefuseUpdate
     | WakeStandby
     | RequestMachines
     | PublishStep
@@ -247,6 +383,7 @@ DURABLE = (
     BackUpStep,
     PublishStep,
     EvictMachine,
+    SwitchCode,
     RequestMachines,
     FinishJob,
     EndController,

@@ -16,6 +16,7 @@ from everstep.diagnosis.findings import Finding
 from everstep.health import Alert
 from everstep.model import (
     NO_STEP,
+    CodeVersion,
     Copy,
     ExitStatus,
     Fault,
@@ -33,6 +34,7 @@ from everstep.model import (
     Step,
     Term,
     Value,
+    VersionId,
 )
 
 
@@ -70,6 +72,30 @@ class FaultRequested(Fact, frozen=True, kw_only=True):
     fault: Fault
     rank: Rank | None = None
     machine: MachineId | None = None
+
+
+class UpdateRequested(Fact, frozen=True, kw_only=True):
+    """A person sent new code (`everstep update`); the controller holds the version."""
+
+    code: CodeVersion
+    by: str
+    note: str = ""
+    urgent: bool = True
+    """False: it waits for the next restart, at most `within_s`."""
+    within_s: Seconds = 0.0
+    overlap: int = 0
+    """Go so many steps back and compare their losses bit for bit."""
+    untried: bool = False
+    """It is put in place although nobody has imported it."""
+
+
+class RollbackRequested(Fact, frozen=True, kw_only=True):
+    """A person wants an earlier version back (`everstep rollback`)."""
+
+    by: str
+    note: str = ""
+    version: VersionId | None = None
+    """None: the last one that ran well."""
 
 
 class TimerFired(Fact, frozen=True, kw_only=True):
@@ -112,6 +138,62 @@ class MachineJoined(Fact, frozen=True, kw_only=True):
     """Of its kernel: stand-ins share one. Empty: unknown."""
     units: tuple[str, ...] = ()
     """What it shares with others and may lose with them: KIND:NAME, as in "switch:leaf7"."""
+    versions: tuple[VersionId, ...] | None = None
+    """Code versions that its ranks could run now. None: its agent is of an everstep that runs the
+    code as it lies there."""
+    ready: bool = False
+    """Its launcher is warm, and its checks have looked at everything once."""
+
+
+class MachineReady(Fact, frozen=True, kw_only=True):
+    """The machine's launcher is warm, and its checks have looked at everything once."""
+
+    machine: MachineId
+
+
+class MachineTested(Fact, frozen=True, kw_only=True):
+    """The machine was tested while it had no ranks. Answer to TestMachine."""
+
+    machine: MachineId
+    action: str
+    passed: bool | None
+    """None: it could not be told."""
+    why: str
+    """One clause: what failed, or what was looked at."""
+
+
+class VersionHeld(Fact, frozen=True, kw_only=True):
+    """The machine's ranks could run this code version now. Answer to HoldVersion."""
+
+    machine: MachineId
+    action: str
+    version: VersionId
+
+
+class VersionNotHeld(Fact, frozen=True, kw_only=True):
+    """The machine could not get this code version. Answer to HoldVersion."""
+
+    machine: MachineId
+    action: str
+    version: VersionId
+    reason: str
+
+
+class VersionTried(Fact, frozen=True, kw_only=True):
+    """What came of importing a new version's modules on one machine. Answer to TryVersion."""
+
+    machine: MachineId
+    action: str
+    version: VersionId
+    problem: str = ""
+    """One clause if it does not import: "ImportError: no module named x (train.py, line 3)"."""
+    detail: str = ""
+    """The traceback."""
+    untold: str = ""
+    """Why it could not be told; empty if it could."""
+    elsewhere: tuple[str, ...] = ()
+    """Files that it imports and that are neither in the version nor installed: not versioned."""
+    took_s: Seconds = 0.0
 
 
 class MachineSilent(Fact, frozen=True, kw_only=True):
@@ -253,6 +335,32 @@ class StepProgress(Fact, frozen=True, kw_only=True):
     loss: float | None = None
 
 
+class BadNumber(Value, frozen=True, kw_only=True):
+    """A rank, and the first step at which its loss was not finite or not the same as before."""
+
+    rank: Rank
+    step: Step
+
+
+class LossesCompared(Fact, frozen=True, kw_only=True):
+    """The ranks of a machine did steps again, and their losses were compared bit for bit.
+
+    Said once, after the last step that StartRanks names in `compare_through`.
+    """
+
+    machine: MachineId
+    generation: Generation
+    first: Step
+    last: Step
+    compared: int
+    """Losses of ranks that could be compared: of so many nothing was known before."""
+    differs: BadNumber | None = None
+    """The first that has other bits."""
+    before: float | None = None
+    after: float | None = None
+    """The two losses, if one differs."""
+
+
 class GroupsSeen(Fact, frozen=True, kw_only=True):
     """What intake.py makes of the groups that all machines' ranks told of: once per generation."""
 
@@ -355,8 +463,15 @@ ControllerEvent = (
     | ControllerStarted
     | StopRequested
     | FaultRequested
+    | UpdateRequested
+    | RollbackRequested
     | TimerFired
     | MachineJoined
+    | MachineReady
+    | MachineTested
+    | VersionHeld
+    | VersionNotHeld
+    | VersionTried
     | MachineSilent
     | MachineLost
     | MachineReleased
@@ -370,6 +485,7 @@ ControllerEvent = (
     | AlertCleared
     | MachineProbed
     | StepProgress
+    | LossesCompared
     | GroupsSeen
     | MetricAbnormal
     | StepPersisted
@@ -421,13 +537,6 @@ class Numbers(Value, frozen=True, kw_only=True):
     lr: float | None = None
 
 
-class BadNumber(Value, frozen=True, kw_only=True):
-    """A rank, and the first step at which its loss was not finite or not the same as before."""
-
-    rank: Rank
-    step: Step
-
-
 class MachineNumbers(Fact, frozen=True, kw_only=True):
     """Numbers of one rank of a machine since it last told of them, and the first bad one of all."""
 
@@ -455,6 +564,11 @@ class OutputLines(Fact, frozen=True, kw_only=True):
 
 Report = (
     MachineJoined
+    | MachineReady
+    | MachineTested
+    | VersionHeld
+    | VersionNotHeld
+    | VersionTried
     | MachineReleased
     | RanksStopped
     | RanksSurvived
@@ -465,6 +579,7 @@ Report = (
     | AlertRaised
     | AlertCleared
     | MachineProbed
+    | LossesCompared
     | StepPersisted
     | PersistFailed
     | StepBackedUp

@@ -21,12 +21,16 @@ NodeRank = NewType("NodeRank", int)
 Term = NewType("Term", int)
 Generation = NewType("Generation", int)
 Step = NewType("Step", int)
+VersionId = NewType("VersionId", str)
+"""A code version: the SHA-256, in hex, of all that is in it (code/manifest.py)."""
 Seconds = float
 """Durations and points in time of the core, in seconds. One clock: the controller's."""
 
 NO_STEP = Step(-1)
 """The step before the first: what a job restores that has no checkpoint yet."""
 NO_GENERATION = Generation(0)
+NO_VERSION = VersionId("")
+"""The code as it lies on each machine: of a program that is no Python, or too large to be kept."""
 
 
 class EverstepError(Exception):
@@ -167,6 +171,77 @@ class PolicySpec(Value, frozen=True, kw_only=True):
     probe_again_s: Seconds = 5.0
     """Others are asked again no sooner: an answer that did not come is given up then, and one that
     the machine can be reached holds until then."""
+    fails_again_s: Seconds = 1800.0
+    """A failure of the same class so soon after a restart is the same one again, although steps
+    were done in between: the ladder goes on where it stood, as far as a rollback."""
+    rollbacks_max: int = 2
+    """Rollbacks of one incident: each drops what came with one version."""
+    recent_code_s: Seconds = 86400.0
+    """A version that has run for longer is not what broke: it is not rolled back."""
+    ran_well_steps: int = 100
+    ran_well_s: Seconds = 1800.0
+    """A version that did so many steps, or ran for so long, between two failures is one to roll
+    back to."""
+    update_within_s: Seconds = 86400.0
+    """A lazy update that no restart came for is put in place after this (ByteRobust, 6.1)."""
+    hold_within_s: Seconds = 120.0
+    """Time for one machine to fetch one code version."""
+    try_within_s: Seconds = 60.0
+    """Time for the import of a new version. One that takes longer was not tried to its end, which
+    says nothing against it."""
+    save_before_stop_s: Seconds = 10.0
+    """Before ranks are stopped for something planned, time for the step that they just finished to
+    be saved."""
+    retest_after_s: Seconds = 600.0
+    """Between two tests of an evicted machine: what comes and goes shall have time to come."""
+    test_within_s: Seconds = 300.0
+    """Time for one test of an evicted machine."""
+    evictions_max: int = 3
+    evictions_window_s: Seconds = 30 * 86400.0
+    """A machine that was evicted so often within this time is out for good."""
+    elastic_after_s: Seconds = 600.0
+    """A job that may go on with fewer replicas waits so long for machines before it does."""
+
+
+class CodeSpec(Value, frozen=True, kw_only=True):
+    """The user's code when the job was submitted."""
+
+    version: VersionId = NO_VERSION
+    roots: tuple[str, ...] = ()
+    """Absolute directories whose content is versioned: the one that Python puts in front of its
+    sys.path, and those that --source-root names. In a version they are numbered in this order."""
+    why_none: str = ""
+    """Why the code is not versioned, if it is not."""
+
+
+class CodeVersion(Value, frozen=True, kw_only=True):
+    """What people are told of one code version."""
+
+    version: VersionId
+    source: str
+    """Where it was taken from: "/home/anna/gpt on login1", "git 1a2b3c4 of /home/anna/gpt"."""
+    files: int = 0
+    size_bytes: int = 0
+    base: VersionId = NO_VERSION
+    """The version that it changes."""
+    includes: tuple[VersionId, ...] = ()
+    """Versions that never ran by themselves and whose changes are in it."""
+    changed: tuple[str, ...] = ()
+    """Files that differ from `base`; the first 100."""
+    requirements: tuple[str, ...] = ()
+    """Files among them that say what has to be installed."""
+    remarks: tuple[str, ...] = ()
+    """Sentences that its author was told when it was accepted."""
+
+
+class ElasticSpec(Value, frozen=True, kw_only=True):
+    """The job may go on with fewer data-parallel replicas when machines are missing."""
+
+    dp_min: int = 1
+    """Fewest replicas that are worth training with."""
+    sharded: bool = False
+    """The state differs between replicas (FSDP, ZeRO): it is loaded by way of torch's own format.
+    """
 
 
 CheckLimits = dict[str, dict[str, Any]]
@@ -241,6 +316,9 @@ class JobSpec(Value, frozen=True, kw_only=True):
     nnodes: int
     nproc_per_node: int
     standbys: int = 0
+    auto_standbys: bool = False
+    """True: `standbys` is the least; how many are kept follows the job's own history
+    (core/standby.py)."""
     local: bool = False
     """True: machines are stand-ins on this host, started by cluster/local.py."""
     env: dict[str, str] = {}
@@ -251,6 +329,9 @@ class JobSpec(Value, frozen=True, kw_only=True):
     layout: LayoutSpec | None = None
     """None: nothing is known of parallel groups; then only the loss of one machine is provided
     for, not that of a group."""
+    code: CodeSpec = CodeSpec()
+    elastic: ElasticSpec | None = None
+    """None: the job waits for all its machines."""
 
     @property
     def world_size(self) -> int:
@@ -331,6 +412,15 @@ class Peer(Value, frozen=True, kw_only=True, array_like=True):
     address: str
     port: int
     """Of the agent's shard server."""
+
+
+class AgentAt(Value, frozen=True, kw_only=True, array_like=True):
+    """How another machine's agent is reached."""
+
+    machine: MachineId
+    address: str
+    port: int
+    """Of its shard server, which gives code as well."""
 
 
 class Published(Value, frozen=True, kw_only=True, array_like=True):

@@ -24,8 +24,17 @@ from collections import deque
 
 import msgspec
 
-from everstep.actions import Order, ProbeMachine
-from everstep.events import AlertCleared, AlertRaised, EvidenceFound, MachineProbed, Report
+from everstep.actions import HoldVersion, Order, TestMachine, TryVersion
+from everstep.events import (
+    EvidenceFound,
+    LossesCompared,
+    MachineReady,
+    MachineTested,
+    Report,
+    VersionHeld,
+    VersionNotHeld,
+    VersionTried,
+)
 from everstep.model import (
     NO_GENERATION,
     EverstepError,
@@ -36,12 +45,19 @@ from everstep.model import (
     Value,
 )
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Raised by one when a frame, a report or an order changes so that a peer must know."""
-SINCE_2 = (AlertRaised, AlertCleared, MachineProbed)
-"""Reports that protocol 1 would take for garbage."""
-ORDERS_SINCE_2 = (ProbeMachine,)
-"""Orders that an agent of protocol 1 would take for garbage, and hang up."""
+SINCE_3 = (
+    MachineReady,
+    MachineTested,
+    VersionHeld,
+    VersionNotHeld,
+    VersionTried,
+    LossesCompared,
+)
+"""Reports that protocol 2 would take for garbage."""
+ORDERS_SINCE_3 = (HoldVersion, TryVersion, TestMachine)
+"""Orders that an agent of protocol 2 would take for garbage, and hang up."""
 RESEND_AFTER_S: Seconds = 2.0
 """Connections are TCP, so what is lost was lost with a connection or a stuck peer: no hurry."""
 RESEND_MAX = 256
@@ -170,10 +186,10 @@ def understood(frame: AnyFrame, protocol: int) -> AnyFrame:
     What it does not know is dropped. Its number must not be: the place is taken by a finding of
     nothing, which means nothing to any version.
     """
-    if protocol >= 2 or not isinstance(frame, Data):
+    if protocol >= PROTOCOL or not isinstance(frame, Data):
         return frame
     report = decode_report(frame.body)
-    if not isinstance(report, SINCE_2):
+    if not isinstance(report, SINCE_3):
         return frame
     nothing = EvidenceFound(machine=report.machine, generation=NO_GENERATION, findings=())
     return msgspec.structs.replace(frame, body=encode_report(nothing))
@@ -181,7 +197,7 @@ def understood(frame: AnyFrame, protocol: int) -> AnyFrame:
 
 def may_be_ordered(order: Order, protocol: int) -> bool:
     """Whether an agent of this protocol understands the order."""
-    return protocol >= 2 or not isinstance(order, ORDERS_SINCE_2)
+    return protocol >= PROTOCOL or not isinstance(order, ORDERS_SINCE_3)
 
 
 def encode_directive(directive: Directive) -> bytes:

@@ -9,24 +9,21 @@ from starlette.applications import Starlette
 from starlette.routing import WebSocketRoute
 from starlette.testclient import TestClient
 
-from everstep.actions import ProbeMachine, ReleaseMachine
+from everstep.actions import ReleaseMachine, TryVersion
 from everstep.controller.agents import Agents
 from everstep.controller.incoming import Incoming
 from everstep.controller.output import OutputRing
-from everstep.events import Folded, MachineProbed
-from everstep.model import MachineId, PolicySpec, Term
+from everstep.events import Folded, VersionTried
+from everstep.model import MachineId, PolicySpec, Term, VersionId
 from everstep.wire import PROTOCOL, Data, Hello, Welcome, decode, decode_directive, encode
 
-M0, M1 = MachineId("m0"), MachineId("m1")
-PROBE = ProbeMachine(
-    id="1.0", cause="1", why="silent", machine=M0, target=M1, address="10.0.0.2", port=9,
-    within_s=3.0, attempt=1,
-)  # fmt: skip
+M0, V2 = MachineId("m0"), VersionId("2" * 64)
+TRY = TryVersion(id="1.0", cause="1", why="new", machine=M0, version=V2, within_s=3.0)
 RELEASE = ReleaseMachine(id="2.0", cause="1", why="over", machine=M0)
 
 
 @pytest.mark.parametrize(("protocol", "answered"), [(PROTOCOL, False), (PROTOCOL - 1, True)])
-def test_a_probe_is_answered_for_an_agent_that_does_not_know_it(
+def test_a_trial_is_answered_for_an_agent_that_does_not_know_it(
     protocol: int, *, answered: bool
 ) -> None:
     told: list[Incoming | Folded] = []
@@ -38,7 +35,7 @@ def test_a_probe_is_answered_for_an_agent_that_does_not_know_it(
         journalled={},
     )
 
-    async def give(*orders: ProbeMachine | ReleaseMachine) -> None:
+    async def give(*orders: TryVersion | ReleaseMachine) -> None:
         for order in orders:
             agents.order(order)
 
@@ -48,18 +45,17 @@ def test_a_probe_is_answered_for_an_agent_that_does_not_know_it(
         socket.send_bytes(encode(hello))
         assert isinstance(decode(socket.receive_bytes()), Welcome)
         assert client.portal is not None
-        client.portal.call(give, PROBE, RELEASE)
+        client.portal.call(give, TRY, RELEASE)
         frame = decode(socket.receive_bytes())
         assert isinstance(frame, Data)
         first = decode_directive(frame.body).order
-    unknown = MachineProbed(
+    unknown = VersionTried(
         machine=M0,
         action="1.0",
-        target=M1,
-        reachable=None,
-        why="its agent is of an older version, which cannot try",
+        version=V2,
+        untold="its agent is of an older version, which cannot do it",
     )
-    assert first == (RELEASE if answered else PROBE)
+    assert first == (RELEASE if answered else TRY)
     assert told[:-1] == ([Incoming(unknown)] if answered else [])
 
 
@@ -75,7 +71,7 @@ def test_without_a_connection_nothing_is_answered() -> None:
     )
 
     async def give() -> None:
-        agents.order(PROBE)
+        agents.order(TRY)
 
     asyncio.run(give())
     assert told == []

@@ -66,6 +66,7 @@ from everstep.events import (
 )
 from everstep.health import Alert, Counts, Result
 from everstep.model import (
+    NO_STEP,
     CheckpointSpec,
     Copy,
     Every,
@@ -85,7 +86,16 @@ from everstep.model import (
 )
 
 HIDDEN = {"id", "cause", "why", "grace_s", "within_s"}
-HIDDEN_IF_EMPTY = {"slices", "whole", "unit"}
+HIDDEN_IF_EMPTY = {
+    "slices",
+    "whole",
+    "unit",
+    "planned",
+    "saved_within_s",
+    "version",
+    "compare_through",
+}
+EMPTY = (None, "", 0, (), NO_STEP)
 LONG = 30
 """Longer values are not shown: they are in `why`, or are tracebacks."""
 
@@ -156,7 +166,7 @@ def show(action: ControllerAction) -> str:
         f"{name}={value}"
         for name in action.__struct_fields__
         if name not in HIDDEN and len(str(value := getattr(action, name))) < LONG
-        if value is not False and (value or name not in HIDDEN_IF_EMPTY)
+        if value is not False and (value not in EMPTY or name not in HIDDEN_IF_EMPTY)
     ]
     return f"  {type(action).__name__} {' '.join(shown)}".rstrip() + f" -- {action.why}"
 

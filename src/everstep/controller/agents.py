@@ -18,10 +18,18 @@ import msgspec
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from everstep import __version__
-from everstep.actions import Order, ProbeMachine
+from everstep.actions import HoldVersion, Order, TryVersion
 from everstep.controller.incoming import Incoming
 from everstep.controller.output import OutputRing
-from everstep.events import Folded, MachineProbed, MachineSilent, OutputLines, Report
+from everstep.events import (
+    Folded,
+    MachineSilent,
+    MachineTested,
+    OutputLines,
+    Report,
+    VersionNotHeld,
+    VersionTried,
+)
 from everstep.journal import Origin
 from everstep.model import MachineId, PolicySpec, Term
 from everstep.wire import (
@@ -152,12 +160,19 @@ class Agents:
 
     def _answer_for(self, machine: MachineId, order: Order) -> None:
         """In the place of an agent that does not know the order: the core must not wait for it."""
-        assert isinstance(order, ProbeMachine)
-        why = "its agent is of an older version, which cannot try"
-        unknown = MachineProbed(
-            machine=machine, action=order.id, target=order.target, reachable=None, why=why
-        )
-        self._post(Incoming(unknown))
+        why = "its agent is of an older version, which cannot do it"
+        answer: VersionNotHeld | VersionTried | MachineTested
+        if isinstance(order, HoldVersion):
+            answer = VersionNotHeld(
+                machine=machine, action=order.id, version=order.version, reason=why
+            )
+        elif isinstance(order, TryVersion):
+            answer = VersionTried(
+                machine=machine, action=order.id, version=order.version, untold=why
+            )
+        else:
+            answer = MachineTested(machine=machine, action=order.id, passed=None, why=why)
+        self._post(Incoming(answer))
 
     async def serve(self, websocket: WebSocket) -> None:
         """One connection, from its handshake to its end."""

@@ -18,16 +18,24 @@ from everstep.actions import (
     EndController,
     EvictMachine,
     FinishJob,
+    GiveVerdict,
+    HoldVersion,
     InjectFault,
     OpenIncident,
     PageHuman,
     PersistStep,
     ProbeMachine,
     PublishStep,
+    RefuseUpdate,
     ReleaseMachine,
     RequestMachines,
+    ReturnMachine,
     StartRanks,
     StopRanks,
+    SwitchCode,
+    TakeRung,
+    TestMachine,
+    TryVersion,
     WakeStandby,
 )
 from everstep.core.alerts import people_told, proven
@@ -35,9 +43,19 @@ from everstep.core.ettr import Owner
 from everstep.core.evidence import judged
 from everstep.core.layouts import LAYOUT
 from everstep.core.probing import forget_probe, forget_probes, probe_machine
+from everstep.core.quarantine import evicted, give_verdict, return_machine, test_machine
 from everstep.core.restore import safe_on_local_disks
 from everstep.core.slowdown import ranks_start
-from everstep.core.state import Backup, Expelled, Incident, Persist, Phase, State
+from everstep.core.state import (
+    Backup,
+    Expelled,
+    Incident,
+    Persist,
+    Phase,
+    RungTaken,
+    State,
+)
+from everstep.core.updates import hold_version, refuse_update, switch_code, try_version
 from everstep.model import NO_STEP, Published, Seconds
 
 
@@ -54,6 +72,8 @@ def _open_incident(state: State, action: OpenIncident, now: Seconds) -> None:
         opened_by=action.id,
         generation=state.generation,
         furthest=state.furthest,
+        version=state.version,
+        planned=action.planned,
         failures=list(state.failures),
     )
     state.incidents.append(incident)
@@ -76,13 +96,13 @@ def _close_incident(state: State, action: CloseIncident, now: Seconds) -> None:
 def _begin_generation(state: State, action: BeginGeneration, now: Seconds) -> None:
     """Everything older is void: its failures are the open incident's from here on."""
     incident = state.incident
+    state.planned = action.planned
     if incident is not None:
         known = {failure.event for failure in incident.failures}
         incident.failures.extend(f for f in state.failures if f.event not in known)
         if state.finish is None:
             incident.recoveries += 1
-            nothing_failed = state.full and not state.failures
-            (state.stops if nothing_failed else state.recoveries).append(now)
+            _count_restart(state, now)
     state.early_exits = [rank for rank, status in state.exits.items() if status.ok]
     state.generation = action.generation
     state.paged.clear()
@@ -111,6 +131,13 @@ def _begin_generation(state: State, action: BeginGeneration, now: Seconds) -> No
         state.ending_stopped = True
 
 
+def _count_restart(state: State, now: Seconds) -> None:
+    """For the guards; but not what people wanted."""
+    if state.planned is None:
+        nothing_failed = state.full and not state.failures
+        (state.stops if nothing_failed else state.recoveries).append(now)
+
+
 def _settle_disk(state: State) -> None:
     """What was not complete when a generation ended does not count."""
     state.disk.after = max((p.step for p in state.published), default=NO_STEP)
@@ -120,6 +147,20 @@ def _settle_disk(state: State) -> None:
 def _enter(state: State, phase: Phase, now: Seconds) -> None:
     state.phase = phase
     state.phase_since = now
+
+
+def _take_rung(state: State, action: TakeRung, now: Seconds) -> None:
+    incident = state.incident
+    if incident is not None and incident.incident == action.incident:
+        taken = RungTaken(
+            rung=action.rung,
+            generation=state.generation,
+            failure=action.failure,
+            at=now,
+            action=action.id,
+            why=action.why,
+        )
+        incident.rungs.append(taken)
 
 
 def _stop_ranks(state: State, action: StopRanks, now: Seconds) -> None:
@@ -237,6 +278,7 @@ def _release_machine(state: State, action: ReleaseMachine, now: Seconds) -> None
 def _evict_machine(state: State, action: EvictMachine, now: Seconds) -> None:
     """Its position is free; what it still owed is not waited for."""
     machine = state.machines[action.machine]
+    evicted(state, action, now)
     machine.evicted = action.why
     state.alerted.pop(action.machine, None)
     state.silent.pop(action.machine, None)
@@ -302,6 +344,14 @@ def _end_controller(state: State, action: EndController, now: Seconds) -> None:
 _COMMITTERS: dict[type[ControllerAction], Callable[[State, Any, Seconds], None]] = {
     OpenIncident: _open_incident,
     CloseIncident: _close_incident,
+    TakeRung: _take_rung,
+    SwitchCode: switch_code,
+    RefuseUpdate: refuse_update,
+    HoldVersion: hold_version,
+    TryVersion: try_version,
+    TestMachine: test_machine,
+    GiveVerdict: give_verdict,
+    ReturnMachine: return_machine,
     BeginGeneration: _begin_generation,
     StopRanks: _stop_ranks,
     StartRanks: _start_ranks,

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from everstep.actions import Rung
 from everstep.core.accusers import Group
 from everstep.core.state import State
-from everstep.model import Seconds
+from everstep.model import Seconds, Value
+
+
+class Planned(Value, frozen=True, kw_only=True):
+    """Ranks that are well are to be stopped."""
+
+    rung: Rung
+    """What for."""
+    why: str
 
 
 class Deciding:

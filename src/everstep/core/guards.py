@@ -13,6 +13,7 @@ from everstep.core.accusers import Group, groups_of
 from everstep.core.alerts import accusations
 from everstep.core.evidence import is_users, judged
 from everstep.core.state import Failure, State
+from everstep.core.updates import rollback_target
 from everstep.model import Seconds, Value
 
 ECHO_KINDS = frozenset({"DistBackendError", "DistNetworkError", "DistStoreError", "DistError"})
@@ -62,8 +63,8 @@ def give_up(state: State, now: Seconds) -> GiveUp | None:
 def _programs_own(state: State, now: Seconds) -> GiveUp | None:
     """Not while a machine that may have done it goes, or has not been tried again often enough."""
     verdict = _user_error(state) or _same_error_again(state)
-    if verdict is None:
-        return None
+    if verdict is None or rollback_target(state, now).version is not None:
+        return None  # the ladder goes back to code that ran well
     accused = _accused_members(state, now)
     if not accused:
         return verdict

@@ -6,7 +6,7 @@ is spoiled. Of anything else people are told: a jump or a decline may well be tr
 
 from __future__ import annotations
 
-from everstep.core.state import Failure, Numeric, Phase, Spoiled, State
+from everstep.core.state import Failure, FailureKind, Numeric, Phase, Spoiled, State
 from everstep.diagnosis.abnormal import Kind
 from everstep.events import MetricAbnormal
 from everstep.model import NO_STEP, Seconds, Step
@@ -36,7 +36,7 @@ def bad_numbers(state: State, event: MetricAbnormal, now: Seconds) -> Failure | 
         times=1 if state.numeric is None else state.numeric.times + 1,
     )
     text = f"training's numbers are worth nothing: {event.why}"
-    return Failure(event=state.seq, at=now, text=text)
+    return Failure(event=state.seq, at=now, text=text, kind=FailureKind.NUMBERS)
 
 
 def got_past(state: State, finished: Step) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 from everstep.actions import (
     BackUpStep,
     ControllerAction,
+    HoldVersion,
     InjectFault,
     PersistStep,
     ProbeMachine,
@@ -21,6 +22,8 @@ from everstep.actions import (
     RequestMachines,
     StartRanks,
     StopRanks,
+    TestMachine,
+    TryVersion,
 )
 from everstep.core.alerts import alert_cleared, alert_raised, count_event, machine_came
 from everstep.core.copied import (
@@ -35,12 +38,25 @@ from everstep.core.evidence import evidence_found
 from everstep.core.guards import UNUSABLE
 from everstep.core.numeric import bad_numbers, got_past
 from everstep.core.probing import forget_probe, forget_probes, machine_probed
+from everstep.core.quarantine import machine_tested
+from everstep.core.resize import machines_requested
 from everstep.core.slowdown import speed_fell, step_took
 from everstep.core.state import (
     Failure,
+    FailureKind,
     Machine,
     Phase,
     State,
+)
+from everstep.core.updates import (
+    job_came,
+    losses_compared,
+    rollback_requested,
+    steps_done,
+    update_requested,
+    version_held,
+    version_not_held,
+    version_tried,
 )
 from everstep.events import (
     AlertCleared,
@@ -53,18 +69,22 @@ from everstep.events import (
     FaultRequested,
     GroupsSeen,
     JobSubmitted,
+    LossesCompared,
     MachineJoined,
     MachineLost,
     MachineProbed,
+    MachineReady,
     MachineReleased,
     MachineSilent,
     MachinesRequested,
+    MachineTested,
     MetricAbnormal,
     PersistFailed,
     RankExited,
     RanksStarted,
     RanksStopped,
     RanksSurvived,
+    RollbackRequested,
     StartFailed,
     StepBackedUp,
     StepPersisted,
@@ -72,6 +92,10 @@ from everstep.events import (
     StepPublished,
     StopRequested,
     TimerFired,
+    UpdateRequested,
+    VersionHeld,
+    VersionNotHeld,
+    VersionTried,
 )
 from everstep.model import Copy, MachineId, Published, Rank, Seconds
 
@@ -101,6 +125,7 @@ def _job_submitted(state: State, event: JobSubmitted, now: Seconds) -> None:
     state.requested = event.spec.nnodes + event.spec.standbys
     state.phase_since = state.progress_at = now
     state.account.switch(Owner.WAITING, now)
+    job_came(state, now)
     if event.published:
         state.disk.after = state.disk.begun = event.published[-1].step
     state.disk.begun_at = state.local_disk.begun_at = now
@@ -159,6 +184,8 @@ def _machine_joined(state: State, event: MachineJoined, now: Seconds) -> None:
     machine.local_disk = event.local_disk
     machine.shard_port = event.shard_port
     machine.shard_address = event.shard_address or event.address
+    machine.versions = None if event.versions is None else dict.fromkeys(event.versions)
+    machine.ready = event.ready
     # Booted anew, it knows nothing of what it proved, and is asked again before ranks start.
     machine.stopped_for = min(machine.stopped_for, event.generation)
     machine_came(state, machine, event, now)
@@ -186,7 +213,7 @@ def _reconcile(state: State, machine: Machine, event: MachineJoined, now: Second
         status = said.get(rank)
         if status is None and started and rank not in state.exits:
             text = f"{machine.machine} came back without rank {rank}"
-            _fail(state, Failure(event=state.seq, at=now, text=text, machine=machine.machine))
+            _fail(state, _failure(state, now, text, FailureKind.EXITED, machine.machine))
         elif status is not None and status.exit is not None:
             exited = RankExited(
                 machine=machine.machine,
@@ -222,12 +249,19 @@ def _machine_lost(state: State, event: MachineLost, now: Seconds) -> None:
     if machine.lost or machine.released:
         return
     machine.lost = event.witness
+    _gone(state, machine)
     state.alerted.pop(event.machine, None)
     if machine.connected:
         _fell_silent(state, machine, now)
     if machine.node_rank is not None:
         text = f"machine {machine.machine} is lost: {event.witness}"
-        _fail(state, Failure(event=state.seq, at=now, text=text, machine=machine.machine))
+        _fail(state, _failure(state, now, text, FailureKind.LOST, machine.machine))
+
+
+def _failure(
+    state: State, now: Seconds, text: str, kind: FailureKind, machine: MachineId
+) -> Failure:
+    return Failure(event=state.seq, at=now, text=text, kind=kind, machine=machine)
 
 
 def _lost_before_it_joined(state: State, event: MachineLost) -> None:
@@ -241,6 +275,13 @@ def _lost_before_it_joined(state: State, event: MachineLost) -> None:
         lost=event.witness,
     )
     state.requested = max(0, state.requested - 1)
+
+
+def _machine_ready(state: State, event: MachineReady, now: Seconds) -> None:
+    del now
+    machine = state.machines.get(event.machine)
+    if machine is not None:
+        machine.ready = True
 
 
 def _machine_released(state: State, event: MachineReleased, now: Seconds) -> None:
@@ -265,12 +306,18 @@ def _gone(state: State, machine: Machine) -> None:
 
 
 def _answered(state: State, name: MachineId, action: str) -> Machine | None:
-    """The machine, if this is the answer that the current phase waits for from it."""
-    state.outstanding.pop(action, None)
+    """The machine, if this is the answer that the current phase waits for from it.
+
+    Or that of an evicted one: it is waited for by nobody, but proves its ranks gone all the same.
+    """
+    ordered = state.outstanding.pop(action, None) is not None
+    machine = state.machines.get(name)
+    if machine is not None and machine.evicted and ordered:
+        return machine
     if state.awaiting.get(name) != action:
         return None
     del state.awaiting[name]
-    return state.machines.get(name)
+    return machine
 
 
 def _ranks_stopped(state: State, event: RanksStopped, now: Seconds) -> None:
@@ -278,6 +325,7 @@ def _ranks_stopped(state: State, event: RanksStopped, now: Seconds) -> None:
     if machine is not None:
         if event.generation > machine.start_ordered:
             _gone(state, machine)
+        machine.survived = ()
         machine.stopped_for = event.generation
         machine.store_port = event.store_port
         machine.copies, machine.backups = event.copies, event.backups
@@ -308,7 +356,7 @@ def _start_failed(state: State, event: StartFailed, now: Seconds) -> None:
     machine = _answered(state, event.machine, event.action)
     if machine is not None and event.generation == state.generation:
         text = f"{event.machine} could not start its ranks: {event.reason}"
-        _fail(state, Failure(event=state.seq, at=now, text=text, machine=event.machine))
+        _fail(state, _failure(state, now, text, FailureKind.NOT_STARTED, event.machine))
 
 
 def _rank_exited(state: State, event: RankExited, now: Seconds) -> None:
@@ -331,6 +379,7 @@ def _rank_exited(state: State, event: RankExited, now: Seconds) -> None:
         event=state.seq,
         at=now - max(0.0, event.age_s),
         text=text,
+        kind=FailureKind.EXITED,
         machine=event.machine,
         rank=event.rank,
         exit=event.exit,
@@ -397,6 +446,7 @@ def _step_progress(state: State, event: StepProgress, now: Seconds) -> None:
     _account_progress(state)
     got_past(state, event.finished_by_all)
     if event.finished_by_all > state.furthest:
+        steps_done(state, event.finished_by_all - state.furthest, now)
         state.furthest = event.finished_by_all
         state.recoveries.clear()
         state.stops.clear()
@@ -436,11 +486,6 @@ def _groups_seen(state: State, event: GroupsSeen, now: Seconds) -> None:
         state.seen = event.seen
 
 
-def _machines_requested(state: State, event: MachinesRequested, now: Seconds) -> None:
-    """A refusal leaves `requested` as it is: the machines are still wanted, from anybody."""
-    _nothing(state, event, now)
-
-
 _ORDER_OF: dict[type[ControllerEvent], type[ControllerAction]] = {
     RanksStopped: StopRanks,
     RanksSurvived: StopRanks,
@@ -452,6 +497,10 @@ _ORDER_OF: dict[type[ControllerEvent], type[ControllerAction]] = {
     BackupFailed: BackUpStep,
     StepPublished: PublishStep,
     MachineProbed: ProbeMachine,
+    VersionHeld: HoldVersion,
+    VersionNotHeld: HoldVersion,
+    VersionTried: TryVersion,
+    MachineTested: TestMachine,
     MachinesRequested: RequestMachines,
     FaultInjected: InjectFault,
     MachineReleased: ReleaseMachine,
@@ -464,8 +513,16 @@ _OBSERVERS: dict[type[ControllerEvent], Observer] = {
     ControllerStarted: _controller_started,
     StopRequested: _stop_requested,
     FaultRequested: _fault_requested,
+    UpdateRequested: update_requested,
+    RollbackRequested: rollback_requested,
     TimerFired: _nothing,
     MachineJoined: _machine_joined,
+    MachineReady: _machine_ready,
+    MachineTested: machine_tested,
+    VersionHeld: version_held,
+    VersionNotHeld: version_not_held,
+    VersionTried: version_tried,
+    LossesCompared: losses_compared,
     MachineSilent: _machine_silent,
     MachineLost: _machine_lost,
     MachineReleased: _machine_released,
@@ -486,6 +543,6 @@ _OBSERVERS: dict[type[ControllerEvent], Observer] = {
     StepBackedUp: step_backed_up,
     BackupFailed: backup_failed,
     StepPublished: step_published,
-    MachinesRequested: _machines_requested,
+    MachinesRequested: machines_requested,
     FaultInjected: _nothing,
 }

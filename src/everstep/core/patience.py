@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from everstep.actions import StartRanks
+from everstep.core import quarantine, resize, updates
 from everstep.core.evicting import due_later
 from everstep.core.probing import given_up, probe_at
 from everstep.core.state import Machine, Phase, State
@@ -53,6 +54,13 @@ def may_train_unheard(state: State) -> bool:
     if state.last_started <= state.dead_through:
         return False
     return not any(machine.connected and not machine.evicted for machine in _trainers(state))
+
+
+def old_ranks_may_run(state: State) -> bool:
+    """Whether ranks of the generation that was started last may still all be running: nobody who
+    ran them has proven his gone, or was found to be gone himself.
+    """
+    return state.last_started > state.dead_through
 
 
 def unheard_at(state: State) -> Seconds | None:
@@ -186,6 +194,9 @@ def deadlines(state: State) -> Iterator[Seconds]:
     if state.phase is Phase.STOPPING:
         yield publish_hold_until(state)
     yield state.backup_not_before
+    yield from updates.deadlines(state)
+    yield from quarantine.deadlines(state)
+    yield from resize.deadlines(state)
     moments = (gathered_at(state), early_exit_at(state), proven_at(state), unheard_at(state))
     for moment in moments:
         yield NEVER if moment is None else moment

@@ -6,7 +6,8 @@ order of importance, and each rule may rely on those above it having nothing to 
 
 How a broken generation becomes a new one, in rules: open_incident names the symptom; refuse_to_loop
 lets the guards speak; evict_lost frees the positions of lost machines; begin_generation fences off
-the old ranks and has them stopped; wake_standbys fills free positions; stop_new_members proves the
+the old ranks and has them stopped; take_rung says what this recovery does about it (ladder.py);
+put_in_place changes the code; wake_standbys fills free positions; stop_new_members proves the
 newcomers clean; start_ranks restores the newest complete step and starts everybody; close_incident
 waits for proof.
 
@@ -18,6 +19,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from msgspec.structs import replace
+
 from everstep.actions import (
     BeginGeneration,
     CloseIncident,
@@ -28,14 +31,16 @@ from everstep.actions import (
     OpenIncident,
     Outcome,
     PageHuman,
-    ReleaseMachine,
     RequestMachines,
+    Rung,
     StartRanks,
     StopRanks,
+    SwitchCode,
+    TakeRung,
     WakeStandby,
 )
-from everstep.core import patience
-from everstep.core.deciding import Deciding
+from everstep.core import ladder, patience, resize, updates
+from everstep.core.deciding import Deciding, Planned
 from everstep.core.ending import end_of_job
 from everstep.core.evicting import (
     but,
@@ -47,12 +52,15 @@ from everstep.core.evicting import (
     tell_of_accused,
     tell_of_alerts,
 )
+from everstep.core.evidence import judged
 from everstep.core.faults import target_of
 from everstep.core.guards import give_up
 from everstep.core.keeping import back_up_step, peer_at
 from everstep.core.layouts import LAYOUT, known_layout
 from everstep.core.probing import probe_silent
-from everstep.core.restore import Choice, choose_from, gives_before_it_goes, only_spoiled
+from everstep.core.quarantine import treat_evicted
+from everstep.core.restore import Choice, choose_from, only_spoiled
+from everstep.core.standby import wanted_standbys
 from everstep.core.state import Machine, Phase, State
 from everstep.core.tiers import persist_step, publish_step
 from everstep.model import (
@@ -161,6 +169,20 @@ def tell_of_silence(d: Deciding) -> list[ControllerAction]:
     ]
 
 
+def tell_of_proof(d: Deciding) -> list[ControllerAction]:
+    """Everybody is ready, but of the machines that ran the old ranks none has proven them gone."""
+    state = d.state
+    held = state.phase is Phase.STOPPING and state.full and not state.awaiting
+    about = "old ranks"
+    if not held or not patience.old_ranks_may_run(state) or about in state.paged:
+        return []
+    why = (
+        f"no machine that ran generation {state.last_started} has proven its ranks gone, so nothing"
+        " is started in their place until one has, or its owner says that it is gone"
+    )
+    return [PageHuman(id=d.id(), cause=d.event, why=why, about=about)]
+
+
 def tell_of_layout(d: Deciding) -> list[ControllerAction]:
     """Sources of the layout that disagree: backups may lie where they are lost with their owner."""
     why = known_layout(d.state).disagreement
@@ -177,6 +199,9 @@ def open_incident(d: Deciding) -> list[ControllerAction]:
     if state.incident is not None or state.phase is Phase.GATHERING:
         return []
     symptom = _symptom(d)
+    planned = None if symptom else _planned(d)
+    if planned is not None:
+        symptom = planned.why
     if not symptom:
         return []
     number = len(state.incidents) + 1
@@ -187,8 +212,17 @@ def open_incident(d: Deciding) -> list[ControllerAction]:
             why=symptom,
             incident=f"incident-{number}",
             symptom=symptom,
+            planned=planned is not None,
         )
     ]
+
+
+def _planned(d: Deciding) -> Planned | None:
+    """What ranks that are well are stopped for, if they are."""
+    state = d.state
+    if state.broken or state.phase not in (Phase.STARTING, Phase.RUNNING):
+        return None
+    return updates.restart_for(d) or resize.restart_for(d)
 
 
 def _symptom(d: Deciding) -> str:
@@ -210,24 +244,43 @@ def refuse_to_loop(d: Deciding) -> list[ControllerAction]:
     verdict = give_up(state, d.now)
     if verdict is None:
         return []
+    why = verdict.why
     actions: list[ControllerAction] = []
     if verdict.page:
+        tried = ladder.told(state.incident) if state.incident is not None else ""
+        why += f" (tried: {tried})" if tried else ""
+        actions += _human(d, why)
         actions.append(
-            PageHuman(
-                id=d.id(), cause=d.event, why=verdict.why, about="recoveries without progress"
-            )
+            PageHuman(id=d.id(), cause=d.event, why=why, about="recoveries without progress")
         )
     actions.append(
         FinishJob(
             id=d.id(),
             cause=d.event,
-            why=verdict.why,
+            why=why,
             outcome=Outcome.FAILED,
             exit_code=1,
             detail=verdict.detail,
         )
     )
     return actions
+
+
+def _human(d: Deciding, why: str) -> list[ControllerAction]:
+    incident = d.state.incident
+    if incident is None:
+        return []
+    failure = ladder.failure_class(d.state, judged(d.state))
+    return [
+        TakeRung(
+            id=d.id(),
+            cause=d.event,
+            why=why,
+            incident=incident.incident,
+            rung=Rung.HUMAN,
+            failure=failure,
+        )
+    ]
 
 
 def _settling(d: Deciding) -> bool:
@@ -251,7 +304,8 @@ def begin_generation(d: Deciding) -> list[ControllerAction]:
     first = state.phase is Phase.GATHERING and state.full
     broken = state.broken and not _settling(d)
     doomed = None if first or broken else stop_for(d)
-    if not first and not broken and doomed is None:
+    planned = None if first or broken or doomed is not None else _planned(d)
+    if not first and not broken and doomed is None and planned is None:
         return []
     number = Generation(state.generation + 1)
     if first or incident is None:
@@ -262,13 +316,20 @@ def begin_generation(d: Deciding) -> list[ControllerAction]:
             why = f"generation {state.generation} cannot go on: {state.failures[0].text}"
         elif doomed is not None:
             why = f"generation {state.generation} is stopped: {story(doomed)}"
+        elif planned is not None:
+            why = f"generation {state.generation} is stopped: {planned.why}"
     begin = BeginGeneration(
         id=d.id(),
         cause=incident.opened_by if incident else d.event,
         why=why,
         generation=number,
+        planned=planned.rung if planned is not None else None,
     )
-    return [begin, *(_stop(d, machine, begin.id, number) for machine in state.members())]
+    stops = [_stop(d, machine, begin.id, number) for machine in state.members()]
+    if planned is not None:
+        save_s = state.job.policy.save_before_stop_s
+        stops = [replace(stop, saved_within_s=save_s) for stop in stops]
+    return [begin, *stops]
 
 
 def _stop(d: Deciding, machine: Machine, cause: str, generation: Generation) -> StopRanks:
@@ -280,6 +341,41 @@ def _stop(d: Deciding, machine: Machine, cause: str, generation: Generation) -> 
         generation=generation,
         within_s=d.state.job.policy.gone_within_s,
     )
+
+
+def take_rung(d: Deciding) -> list[ControllerAction]:
+    """Once all have stopped and told, and those that are to blame are gone."""
+    state, incident = d.state, d.state.incident
+    if state.phase is not Phase.STOPPING or state.awaiting or incident is None:
+        return []
+    if incident.rungs and incident.rungs[-1].generation == state.generation:
+        return []
+    if state.planned is not None:
+        why = f"{incident.symptom}" if incident.planned else "other code, or other machines, came"
+        chosen = ladder.Climb(rung=state.planned, failure=str(state.planned), why=why)
+    else:
+        chosen = ladder.climb(state, incident, d.now)
+    taken = TakeRung(
+        id=d.id(),
+        cause=incident.opened_by,
+        why=chosen.why,
+        incident=incident.incident,
+        rung=chosen.rung,
+        failure=chosen.failure,
+    )
+    if chosen.rung is not Rung.ROLLBACK or state.planned is not None:
+        return [taken]
+    target = updates.rollback_target(state, d.now)
+    assert target.version is not None, "the ladder found it"
+    switch = SwitchCode(
+        id=d.id(),
+        cause=taken.id,
+        why=target.why,
+        version=target.version,
+        previous=state.version,
+        rolled_back=True,
+    )
+    return [taken, switch]
 
 
 def wake_standbys(d: Deciding) -> list[ControllerAction]:
@@ -341,6 +437,8 @@ def start_ranks(d: Deciding) -> list[ControllerAction]:
     state = d.state
     if state.phase is not Phase.STOPPING or state.awaiting or not state.full:
         return []
+    if updates.code_is_missing(state) or patience.old_ranks_may_run(state):
+        return []
     if d.now < patience.publish_hold_until(state):
         return []
     if state.numeric is not None and only_spoiled(state):
@@ -362,6 +460,8 @@ def start_ranks(d: Deciding) -> list[ControllerAction]:
             fetch=_sources(state, choice, node_rank),
             slices=_slices(state, choice, node_rank),
             restarts=state.generation - 1,
+            version=state.version,
+            compare_through=state.compare_through,
         )
         for node_rank, machine in (
             (n, state.machines[m]) for n, m in sorted(state.positions.items())
@@ -426,7 +526,8 @@ def tell_of_numbers(d: Deciding) -> list[ControllerAction]:
 
 def request_machines(d: Deciding) -> list[ControllerAction]:
     state = d.state
-    wanted = state.job.nnodes + state.job.standbys
+    assert state.spec is not None
+    wanted = state.spec.nnodes + wanted_standbys(state, d.now)
     usable = sum(not m.evicted and not m.released and not m.lost for m in state.machines.values())
     missing = wanted - usable - state.requested
     if missing <= 0:
@@ -439,23 +540,6 @@ def request_machines(d: Deciding) -> list[ControllerAction]:
             " wanted (positions and standbys)",
             count=missing,
         )
-    ]
-
-
-def release_evicted(d: Deciding) -> list[ControllerAction]:
-    """An evicted machine that still speaks is told to end everything of ours.
-
-    Once others have fetched from it what its ranks had saved.
-    """
-    ordered = {a.machine for a in d.state.outstanding.values() if isinstance(a, ReleaseMachine)}
-    starting = d.state.phase in (Phase.STOPPING, Phase.STARTING)
-    return [
-        ReleaseMachine(
-            id=d.id(), cause=d.event, why=f"it was evicted: {m.evicted}", machine=m.machine
-        )
-        for m in d.state.machines.values()
-        if m.evicted and m.connected and not m.released and m.machine not in ordered
-        if not (starting and gives_before_it_goes(d.state, m))
     ]
 
 
@@ -480,6 +564,9 @@ RULES: tuple[Rule, ...] = (
     evict_standbys,
     tell_of_accused,
     begin_generation,
+    take_rung,
+    updates.put_in_place,
+    resize.resize,
     wake_standbys,
     stop_new_members,
     start_ranks,
@@ -488,13 +575,17 @@ RULES: tuple[Rule, ...] = (
     persist_step,
     back_up_step,
     probe_silent,
+    updates.hold_versions,
+    updates.try_pending,
+    tell_of_proof,
+    resize.tell_of_shortage,
     tell_of_early_exits,
     tell_of_silence,
     tell_of_layout,
     tell_of_numbers,
     tell_of_alerts,
     request_machines,
-    release_evicted,
+    treat_evicted,
 )
 
 ENDING_RULES: tuple[Rule, ...] = (close_at_end, end_of_job)

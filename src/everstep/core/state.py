@@ -11,14 +11,16 @@ from enum import StrEnum
 
 import msgspec
 
-from everstep.actions import ControllerAction, FinishJob
+from everstep.actions import ControllerAction, FinishJob, Rung
 from everstep.core.ettr import TimeAccount
+from everstep.core.history import Eviction, VersionBook
 from everstep.diagnosis.findings import Finding
-from everstep.events import FaultRequested, MetricAbnormal
+from everstep.events import FaultRequested, MetricAbnormal, RollbackRequested
 from everstep.health import Alert
 from everstep.model import (
     NO_GENERATION,
     NO_STEP,
+    NO_VERSION,
     Copy,
     ExitStatus,
     Generation,
@@ -33,6 +35,7 @@ from everstep.model import (
     SeenGroups,
     Step,
     Term,
+    VersionId,
 )
 
 BACKUP_LEAD_S: Seconds = 0.25
@@ -129,6 +132,26 @@ class Machine(msgspec.Struct, kw_only=True):
     """What checks and monitors say of it: one entry for each source, check and item."""
     strikes: list[Strike] = []
     """Of the last minutes, in the order in which they were told."""
+    versions: dict[VersionId, None] | None = {}
+    """Code versions that its ranks could run now. None: its agent is of an everstep that has none.
+    """
+    ready: bool = False
+    """Its launcher is warm, and its checks have looked at everything once."""
+
+
+class FailureKind(StrEnum):
+    """What happened, apart from why."""
+
+    EXITED = "exited"
+    """A rank ended."""
+    LOST = "lost"
+    """A machine is gone."""
+    NOT_STARTED = "not started"
+    """A machine could not start its ranks."""
+    NUMBERS = "numbers"
+    """Training's numbers are worth nothing."""
+    HANG = "hang"
+    """Nothing advances, or everything does so slowly."""
 
 
 class Failure(msgspec.Struct, kw_only=True, frozen=True):
@@ -139,11 +162,25 @@ class Failure(msgspec.Struct, kw_only=True, frozen=True):
     at: Seconds
     """When it happened, by the controller's clock."""
     text: str
+    kind: FailureKind
     machine: MachineId | None = None
     rank: Rank | None = None
     exit: ExitStatus | None = None
     error: RankError | None = None
     last_lines: str = ""
+
+
+class RungTaken(msgspec.Struct, kw_only=True, frozen=True):
+    """One step of the ladder: what one recovery did."""
+
+    rung: Rung
+    generation: Generation
+    """The one that it led to."""
+    failure: str
+    """Class of the failure that it answers."""
+    at: Seconds
+    action: str
+    why: str
 
 
 class Incident(msgspec.Struct, kw_only=True):
@@ -163,6 +200,11 @@ class Incident(msgspec.Struct, kw_only=True):
     """What the evidence says, as a sentence; empty if there is none."""
     rule: str = ""
     """The rule that this sentence comes from: the same one again is the same failure."""
+    planned: bool = False
+    """Nothing failed: people or machines that came are its cause."""
+    version: VersionId = NO_VERSION
+    """The code that ran when it began."""
+    rungs: list[RungTaken] = []
     recoveries: int = 0
     restored: Step | None = None
     evicted: list[MachineId] = []
@@ -315,6 +357,25 @@ class State(msgspec.Struct, kw_only=True):
     dead_through: Generation = NO_GENERATION
     """Newest generation of which a rank is known to be gone: it and all older ones cannot advance,
     since no step is done without every rank."""
+    resized: JobSpec | None = None
+    """The job as it is for now, with fewer machines than it was submitted for; None: it has all."""
+    refused: str = ""
+    """Why the newest request for machines was refused, if it was."""
+    short_since: Seconds | None = None
+    """Since when positions are free that no machine is there for."""
+    versions: dict[VersionId, VersionBook] = {}
+    """In the order in which they came."""
+    version: VersionId = NO_VERSION
+    """The code of the newest generation, or of the next one once that is decided."""
+    rollback: RollbackRequested | None = None
+    """Requested and not done yet."""
+    rollback_event: int = 0
+    planned: Rung | None = None
+    """What the ranks of the generation before were stopped for, although they were well."""
+    compare_through: Step = NO_STEP
+    """The newest generation compares the losses of steps up to this one."""
+    evictions: list[Eviction] = []
+    """All of them, oldest first."""
     heard_since: Seconds = 0.0
     """When a machine with a position was heard of again after none was: before that, silence of
     the others and the lack of progress said nothing."""
@@ -440,8 +501,9 @@ class State(msgspec.Struct, kw_only=True):
 
     @property
     def job(self) -> JobSpec:
+        """As it is now: maybe with fewer machines than it was submitted for."""
         assert self.spec is not None, "the journal's first record must be JobSubmitted"
-        return self.spec
+        return self.resized or self.spec
 
     @property
     def incident(self) -> Incident | None:

@@ -12,6 +12,7 @@ import typer
 from everstep.cli import app
 from everstep.commands.flags import FLAGS, reference_page
 from tests.house.checks_page import CHECKS_PAGE, checks_page
+from tests.house.ladder_page import LADDER_PAGE, ladder_page
 
 ROOT = Path(__file__).parents[2]
 FROZEN_FLAGS = Path(__file__).with_name("flags.txt")
@@ -21,8 +22,10 @@ __all__ = [
     "CHECKS_PAGE",
     "FLAGS_PAGE",
     "FROZEN_FLAGS",
+    "LADDER_PAGE",
     "checks_page",
     "flag_lines",
+    "ladder_page",
     "reference_page",
 ]
 

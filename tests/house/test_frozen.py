@@ -10,8 +10,10 @@ from tests.house.frozen import (
     CHECKS_PAGE,
     FLAGS_PAGE,
     FROZEN_FLAGS,
+    LADDER_PAGE,
     checks_page,
     flag_lines,
+    ladder_page,
     reference_page,
 )
 
@@ -30,3 +32,7 @@ def test_the_page_about_checks_is_what_the_registry_says() -> None:
     page = CHECKS_PAGE.read_text()
     assert page == checks_page(), STALE
     assert not [name for name in CHECKS if f"| `{name}` |" not in page]
+
+
+def test_the_page_about_the_ladder_is_what_the_table_says() -> None:
+    assert LADDER_PAGE.read_text() == ladder_page(), STALE

@@ -26,7 +26,7 @@ from everstep.core.deciding import Deciding
 from everstep.core.evidence import accused_by_output, judged
 from everstep.core.guards import too_many_restarts
 from everstep.core.state import Machine, Phase, State
-from everstep.core.suspects import pointed_at
+from everstep.core.suspects import never_starts, pointed_at
 from everstep.model import MachineId, Seconds
 
 PAGES_MAX = 20
@@ -175,10 +175,10 @@ def _ruling(d: Deciding) -> list[Group]:
 def _by_failure(state: State, accused: Sequence[Accusation], now: Seconds) -> list[Accusation]:
     """What the failure itself says, of machines that are not accused anyway."""
     found = judged(state)
-    if found is None:
-        return []
+    more = list(never_starts(state, now))
+    if found is not None:
+        more += [*accused_by_output(state, found, now), *pointed_at(state, found, now)]
     known = {each.machine for each in accused}
-    more = [*accused_by_output(state, found, now), *pointed_at(state, found, now)]
     firsts = {each.machine: each for each in reversed(more) if each.machine not in known}
     return list(reversed(firsts.values()))
 

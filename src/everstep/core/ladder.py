@@ -185,7 +185,7 @@ def climb(state: State, incident: Incident, now: Seconds) -> Climb:
     rungs = [r for r in row.take if former is None or former.proven is None or _low(r)]
     skipped: list[str] = []
     for rung in rungs:
-        against = why_not(state, rung, now)
+        against = why_not(state, rung, failure, now)
         if not against:
             why = "; ".join([because, *skipped, _does(state, rung, now)])
             return Climb(rung=rung, failure=failure, why=why)
@@ -194,12 +194,18 @@ def climb(state: State, incident: Incident, now: Seconds) -> Climb:
     return Climb(rung=Rung.REATTEMPT, failure=failure, why=why)
 
 
-def why_not(state: State, rung: Rung, now: Seconds) -> str:
-    """Why this rung cannot be taken now; empty if it can."""
-    if rung is Rung.ROLLBACK:
-        target = rollback_target(state, now)
-        return "" if target.version is not None else target.why
-    return NOT_YET.get(rung, "")
+def why_not(state: State, rung: Rung, failure: str, now: Seconds) -> str:
+    """Why this rung cannot be taken now for this class of failure; empty if it can."""
+    if rung is not Rung.ROLLBACK:
+        return NOT_YET.get(rung, "")
+    target = rollback_target(state, now)
+    if target.version is None:
+        return target.why
+    if failure == FailureKind.NOT_STARTED:
+        return "ranks that cannot be started have run no code"
+    if came_before(state, failure, now):
+        return f"{failure} came before this version of the code, too"
+    return ""
 
 
 # --- where a class of failure stands -------------------------------------------------------------

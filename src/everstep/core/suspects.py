@@ -7,9 +7,11 @@ matched with the events collected up to then). Asked by evicting.py once all ran
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from everstep.core.alerts import Accusation, doubts, sentence
 from everstep.core.evidence import Judged, is_users
-from everstep.core.state import Machine, Noted, State
+from everstep.core.state import FailureKind, Machine, Noted, State
 from everstep.diagnosis.words import Category, Grade
 from everstep.model import MachineId, Seconds
 
@@ -18,6 +20,25 @@ DEVICES = frozenset({Grade.HOST, Grade.HARDWARE, Grade.DEVICE})
 ANYWHERE = frozenset({*DEVICES, Grade.NETWORK})
 """Roots that point at the machine of which a check says the same kind of thing, whoever printed
 them: a broken link is told of by its other end as well."""
+
+
+def never_starts(state: State, now: Seconds) -> Iterator[Accusation]:
+    """A member that could not start its ranks, and could not in a generation before either.
+
+    What the first time may have been a launcher that died is the machine's own doing the second.
+    """
+    incident = state.incident
+    if incident is None:
+        return
+    last = incident.rungs[-1].at if incident.rungs else None
+    failed = [f for f in incident.failures if f.kind is FailureKind.NOT_STARTED and f.machine]
+    for failure in failed:
+        before = [f for f in failed if f.machine == failure.machine and f.at < failure.at]
+        if last is None or failure.at < last or not before or failure.machine is None:
+            continue
+        if state.machines[failure.machine].node_rank is not None:
+            why = f"{failure.text}, for the second time in this incident"
+            yield Accusation(machine=failure.machine, at=now, event=failure.event, why=why)
 
 
 def pointed_at(state: State, found: Judged, now: Seconds) -> list[Accusation]:

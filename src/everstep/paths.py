@@ -6,6 +6,7 @@
       endpoint.json                Endpoint: where the controller listens now, and its term
       result.json                  JobResult, written last
       journal/                     journal.py: records, index.sqlite, snapshot, term-N
+      code/VERSION/                code/store.py: the code versions that the controller gives out
       controller.log  keeper.log
       machines/M/
         machine.json               MachineSetup: what this machine is
@@ -13,6 +14,7 @@
         exits                      one line per reaped process: "PID START_TICKS STATUS"
         launcher.sock  notice.sock agent -> launcher; rank -> agent
         agent.log  launcher.log  keeper.log
+        code/VERSION/              code versions that this machine may have to run
         ranks/G/rank-R.log         output of rank R in generation G
         ranks/G/rank-R.error.json  torch's error file
     /dev/shm/everstep-JOB-UID-M/   shared memory of one machine
@@ -91,6 +93,7 @@ class JobPaths:
         self.keeper_log = self.root / "keeper.log"
         self.keeper_pid = self.root / "keeper.pid"
         self.machines = self.root / "machines"
+        self.code = self.root / "code"
 
     def machine(self, machine: MachineId) -> MachinePaths:
         return MachinePaths(self.machines / machine)
@@ -104,6 +107,7 @@ class MachinePaths:
         self.setup = root / "machine.json"
         self.exits = root / "exits"
         self.ranks = root / "ranks"
+        self.code = root / "code"
         self.launcher_socket = socket_path(root, "launcher.sock")
         self.notice_socket = socket_path(root, "notice.sock")
 

@@ -333,6 +333,14 @@ _OURS = (
     ),
     _ours("--no-fork", "", "Start every rank in a fresh interpreter: slower, but no fork."),
     _ours("--preload", "PKG", "Installed package to import before ranks are forked.", many=True),
+    _ours(
+        "--source-root",
+        "DIR",
+        "One more directory of your own code: with the script's own (of -m: the working directory) "
+        "it makes the code version that `everstep update` changes. If the script's directory lies "
+        "in DIR, all of DIR takes its place.",
+        many=True,
+    ),
     _ours("--detach", "", "Start the job and return; see `everstep attach`."),
     _ours("--dry-run", "", "Show what would be started, and start nothing."),
     _ours("--json", "", "The result as JSON on standard output, all else on standard error."),
@@ -390,6 +398,7 @@ class RunFlags(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     unit: tuple[str, ...] = ()
     no_fork: bool = False
     preload: tuple[str, ...] = ()
+    source_root: tuple[str, ...] = ()
     detach: bool = False
     dry_run: bool = False
     json: bool = False

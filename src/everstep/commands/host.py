@@ -42,7 +42,25 @@ def facts_of_this_host(flags: RunFlags, state: Path, environ: Mapping[str, str])
         endpoint_here=endpoint is not None and is_here(endpoint.host),
         check_limits=read_limits(Path(flags.check_limits)) if flags.check_limits else {},
         units=slurm_units(environ),
+        script_root=script_root(flags),
+        source_roots=tuple(_source_root(directory) for directory in flags.source_root),
     )
+
+
+def script_root(flags: RunFlags) -> str:
+    """What Python puts in front of sys.path: the directory of the script, or the script itself if
+    that is one; with -m the working directory.
+    """
+    if flags.module:
+        return os.path.realpath(".")
+    script = Path(os.path.realpath(flags.script))
+    return str(script if script.is_dir() else script.parent)
+
+
+def _source_root(directory: str) -> str:
+    if not Path(directory).is_dir():
+        raise UserError(f"--source-root {directory} is not a directory: give one of your code.")
+    return os.path.realpath(directory)
 
 
 def slurm_units(environ: Mapping[str, str]) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ from everstep.model import (
     CheckLimits,
     CheckpointSpec,
     ChecksSpec,
+    CodeSpec,
     Every,
     JobId,
     JobSpec,
@@ -64,6 +65,10 @@ class HostFacts(Value, frozen=True, kw_only=True):
     """Content of the file of --check-limits."""
     units: tuple[str, ...] = ()
     """What the scheduler says that this host shares with others, as KIND:NAME."""
+    script_root: str = ""
+    """Absolute directory that Python puts in front of sys.path, without symbolic links."""
+    source_roots: tuple[str, ...] = ()
+    """The directories of --source-root, likewise."""
 
 
 class Leads(StrEnum):
@@ -180,7 +185,12 @@ def plan(flags: RunFlags, facts: HostFacts) -> Plan:
         join_timeout_s=_seconds(conf.get("join_timeout")),
         log_dir=flags.log_dir,
         shown=_shown(flags),
-        notes=(*flags.notes, *notes, *_unit_notes(flags, alone=alone)),
+        notes=(
+            *flags.notes,
+            *notes,
+            *_unit_notes(flags, alone=alone),
+            *_source_notes(flags),
+        ),
     )
 
 
@@ -250,7 +260,28 @@ def _spec(flags: RunFlags, facts: HostFacts, *, name: JobId, nnodes: int, local:
         policy=policy,
         checks=_checks(flags, facts),
         layout=None if flags.layout is None else read_layout(flags.layout, nnodes, nproc),
+        code=code_of(flags, facts),
     )
+
+
+def code_of(flags: RunFlags, facts: HostFacts) -> CodeSpec:
+    """Which directories are versioned. None lies within another: it is part of that one."""
+    if flags.no_python and not flags.run_path:
+        return CodeSpec(why_none="the program is no Python code (--no-python)")
+    outer = [
+        root
+        for root in dict.fromkeys(facts.source_roots)
+        if not any(_lies_in(root, other) for other in facts.source_roots if other != root)
+    ]
+    if not facts.script_root:
+        return CodeSpec(roots=tuple(outer))
+    first = next((root for root in outer if _lies_in(facts.script_root, root)), facts.script_root)
+    further = [root for root in outer if not _lies_in(root, first)]
+    return CodeSpec(roots=(first, *further))
+
+
+def _lies_in(path: str, directory: str) -> bool:
+    return Path(path).is_relative_to(directory)
 
 
 def _checks(flags: RunFlags, facts: HostFacts) -> ChecksSpec:
@@ -283,6 +314,12 @@ def _unit_notes(flags: RunFlags, *, alone: bool) -> list[str]:
     if not flags.unit or not alone:
         return []
     return ["--unit is ignored: all machines are this host."]
+
+
+def _source_notes(flags: RunFlags) -> list[str]:
+    if not flags.source_root or not flags.no_python or flags.run_path:
+        return []
+    return ["--source-root is ignored: the program is no Python code (--no-python)."]
 
 
 def read_layout(text: str, nnodes: int, nproc: int) -> LayoutSpec:

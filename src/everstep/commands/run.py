@@ -22,7 +22,8 @@ from everstep.cluster.keepers import (
     start_keeper,
     write_machine,
 )
-from everstep.commands import jobs
+from everstep.code.store import CodeStore
+from everstep.commands import jobs, source
 from everstep.commands.client import Away, Client, TokenRefused
 from everstep.commands.host import address_towards, port_is_free
 from everstep.commands.plan import Leads, Plan
@@ -76,6 +77,7 @@ def described(plan: Plan) -> list[str]:
     lines = [f"job {plan.spec.job}: {_sizes(plan)}, directory {paths.root}"]
     lines += [f"note: {note}" for note in plan.notes]
     if plan.leads is not Leads.NO:
+        lines += source.described(plan.spec, _apart(plan))
         condition = "" if plan.leads is Leads.MUST else " (if no other call here is faster)"
         keeper = " ".join(command(paths.root / SETUP_NAME))
         port = f"port {plan.address.port}" if plan.address.port else "any free port"
@@ -100,7 +102,7 @@ def start(plan: Plan, token: str | None, waiting: Waiting) -> Started:
     `token`: of $EVERSTEP_TOKEN. UserError for what the user can mend, OSError never.
     """
     try:
-        leads = plan.leads is not Leads.NO and _lead(plan, token)
+        leads = plan.leads is not Leads.NO and _lead(plan, token, waiting)
         started = Started(job=plan.spec.job, directory=str(_paths(plan).root), leads=leads)
         if plan.joins:
             started = _join(plan, token, started, waiting)
@@ -128,7 +130,7 @@ def controller_flags(plan: Plan) -> list[str]:
 # --- the host of the controller ------------------------------------------------------------------
 
 
-def _lead(plan: Plan, token: str | None) -> bool:
+def _lead(plan: Plan, token: str | None, waiting: Waiting) -> bool:
     """Make the job's directory and start its controller; False if another call did so already."""
     paths = _paths(plan)
     if jobs.runs_here(paths):
@@ -145,7 +147,7 @@ def _lead(plan: Plan, token: str | None) -> bool:
             f"Port {plan.address.port} of {plan.address.bind} is in use: give the endpoint another "
             "port, on all machines, or end what listens there."
         )
-    made = _made_directory(plan, paths, token or secrets.token_urlsafe(24))
+    made = _made_directory(plan, paths, token or secrets.token_urlsafe(24), waiting.say)
     if not made and plan.leads is Leads.MUST:
         raise UserError(f"Job {plan.spec.job} was started by another call at this moment.")
     if made:
@@ -153,14 +155,22 @@ def _lead(plan: Plan, token: str | None) -> bool:
     return made
 
 
-def _made_directory(plan: Plan, paths: JobPaths, token: str) -> bool:
-    """Put the complete directory in place at once; False if there is one from this moment."""
+def _made_directory(
+    plan: Plan, paths: JobPaths, token: str, say: Callable[[str], None] | None = None
+) -> bool:
+    """Put the complete directory in place at once; False if there is one from this moment.
+
+    With `say` it is the controller's, and gets the first code version.
+    """
     paths.root.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     _make_room(plan, paths)
     beside = paths.root.with_name(f".{paths.root.name}.{plan.spec.uid}")
     beside.mkdir(mode=0o700)
     try:
-        write_atomically(beside / paths.spec.name, plan.spec)
+        spec = plan.spec
+        if say is not None:
+            spec = source.versioned(spec, CodeStore(beside / paths.code.name), _apart(plan), say)
+        write_atomically(beside / paths.spec.name, spec)
         write_atomically(beside / paths.token.name, token.encode())
         write_atomically(beside / SETUP_NAME, controller_keeper(paths, controller_flags(plan)))
         # A directory is renamed onto another only if that is empty: one of two calls wins.
@@ -319,6 +329,10 @@ def free_machine_name(paths: JobPaths, node_rank: int | None) -> MachineId:
 
 
 # --- small ---------------------------------------------------------------------------------------
+
+
+def _apart(plan: Plan) -> source.Apart:
+    return source.apart(plan.spec, Path(plan.state_dir), plan.log_dir)
 
 
 def _paths(plan: Plan) -> JobPaths:

@@ -13,7 +13,7 @@ help:
 	@echo "make check   formatter, linter, types, import contract"
 	@echo "make soak    thousands of simulated seeds, SEEDS=5000"
 	@echo "make cases   how well diagnosis answers the failure cases"
-	@echo "make bench   restarts beside torchrun, checkpoints beside DCP and others, detection (as root)"
+	@echo "make bench   restarts beside torchrun, checkpoints beside DCP and others, recovery, detection (as root)"
 	@echo "make docs    write what is generated: docs/torchrun-flags.md, tables of docs/checks.md, frozen flags"
 
 venv: $(READY)
@@ -50,6 +50,7 @@ bench: $(READY)
 	@$(BIN)/python bench/restart.py
 	@$(BIN)/python bench/checkpoint.py
 	@$(BIN)/python bench/diagnose.py
+	@$(BIN)/python bench/recovery.py
 	@$(BIN)/python bench/detection.py
 
 clean:

@@ -13,9 +13,10 @@ import msgspec
 import pytest
 
 from everstep.actions import StartRanks
-from everstep.agent import output
+from everstep.agent import log_findings, output
 from everstep.agent.adoption import adopt
 from everstep.agent.exits import LAST_LINES_MAX, TRACEBACK_MAX, Exits, last_lines, read_error
+from everstep.agent.log_findings import LogFindings
 from everstep.agent.log_numbers import LogNumbers
 from everstep.agent.memory import Memory, MemoryFile
 from everstep.agent.output import Output, Tail, free_beginning
@@ -349,3 +350,19 @@ def test_what_the_user_has_set_is_left_alone(here: ThisMachine) -> None:
 def test_a_setup_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileUnreadable, match=r"machine\.json"):
         ThisMachine.read(tmp_path / "machine.json")
+
+
+# --- findings ------------------------------------------------------------------------------------
+
+
+def test_what_was_prepared_costs_the_first_line_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    findings = LogFindings(MachineId("m0"), 1)
+    findings.prepare()
+
+    def again(*_: object) -> None:
+        raise AssertionError("the patterns are made again")
+
+    monkeypatch.setattr(log_findings, "Patterns", again)
+    text = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
+    line = OutputLines(machine=MachineId("m0"), rank=Rank(0), generation=Generation(1), text=text)
+    assert findings.read(line) is not None

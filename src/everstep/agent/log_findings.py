@@ -6,6 +6,8 @@ and again the first line is told; the rest is the command's business, afterwards
 
 from __future__ import annotations
 
+from threading import Lock
+
 import msgspec
 
 from everstep.core.agent_io import FindingsRead
@@ -26,8 +28,20 @@ class LogFindings:
         self._machine = machine
         self._site = Site(world_size=world_size)
         self._patterns: Patterns | None = None
+        self._making = Lock()
         self._generation: Generation = NO_GENERATION
         self._readers: dict[Rank, LogReader] = {}
+
+    def prepare(self) -> Patterns:
+        """Make the patterns, if nobody has. Any thread may call it.
+
+        A quiet script's first line is a traceback, and then its rank is about to be stopped: that
+        shall not wait for a thousand patterns.
+        """
+        with self._making:
+            if self._patterns is None:
+                self._patterns = Patterns(own_rules(), Attentive)
+            return self._patterns
 
     def read(self, lines: OutputLines, step: Step | None = None) -> FindingsRead | None:
         """Take new output of a rank; what it shows for the first time, or None.
@@ -54,7 +68,5 @@ class LogFindings:
         return FindingsRead(generation=lines.generation, findings=found) if found else None
 
     def _reader(self, rank: Rank) -> LogReader:
-        if self._patterns is None:
-            self._patterns = Patterns(own_rules(), Attentive)
         people = People(Who(self._site), Ledger())
-        return LogReader(f"rank-{rank}.log", self._patterns, people, self._generation)
+        return LogReader(f"rank-{rank}.log", self.prepare(), people, self._generation)

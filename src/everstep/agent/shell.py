@@ -107,6 +107,7 @@ class AgentShell:
         await self._hands.launching.settle()
         await self._hands.own_disk.look()
         self._adopt()
+        self._tasks.create_task(asyncio.to_thread(self._log_findings.prepare))
         await listen(self._here.paths.notice_socket, self._look_now.set)
         for watching in (self._hands.link.run(), self._look_at_slots(), self._follow_output()):
             self._tasks.create_task(watching)

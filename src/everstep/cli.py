@@ -1,7 +1,8 @@
 """The commands of `everstep`, and nothing else: each reads its flags and calls commands/.
 
 The only file of the command line that reads the environment. `run` has torchrun's flags, which
-commands/flags.py holds as data; the others have few, frozen by a test.
+commands/flags.py holds as data; the others have few, frozen by a test. What takes long to import
+and few commands need is imported by these: an update waits for its command's start.
 """
 
 from __future__ import annotations
@@ -14,11 +15,10 @@ from typing import Annotated, NamedTuple
 import typer
 
 from everstep import __version__
-from everstep.commands import check as checks
-from everstep.commands import checkpoint, foreground, jobs, launch, order, plugin, show
-from everstep.commands import diagnose as failures
-from everstep.commands.run import TOKEN_VARIABLE
-from everstep.model import EverstepError, Fault, UserError
+from everstep.commands import checkpoint, jobs, order, plugin, show, update
+from everstep.commands import versions as history
+from everstep.controller.code import RollBack
+from everstep.model import ChecksSpec, EverstepError, Fault, UserError
 from everstep.paths import JobPaths
 
 app = typer.Typer(
@@ -58,13 +58,17 @@ app.add_typer(steps, name="checkpoint")
 def run(context: typer.Context) -> None:
     """Run a training script; torchrun's flags mean what they mean there (run --help)."""
     # Taken away from the environment: ranks inherit that, and the token is none of their business.
-    token = os.environ.pop(TOKEN_VARIABLE, None)
+    token = os.environ.pop(jobs.TOKEN_VARIABLE, None)
+    from everstep.commands import launch  # noqa: PLC0415 -- see above
+
     raise typer.Exit(launch.run(context.args, os.environ, token))
 
 
 @app.command()
 def attach(job: Job = None, *, state_dir: StateDir = None, json: Json = False) -> None:
     """Look at a job as `everstep run` does: output, incidents, the table at the end."""
+    from everstep.commands import launch  # noqa: PLC0415 -- see above
+
     raise typer.Exit(launch.attach(_job(job, state_dir), json=json))
 
 
@@ -83,6 +87,8 @@ def agent(
     state_dir: StateDir = None,
 ) -> None:
     """Join a job as one more machine, in the foreground; its directory must be shared."""
+    from everstep.commands import foreground  # noqa: PLC0415 -- see above
+
     foreground.agent(_job(job, state_dir), node_rank=node_rank, local_addr=local_addr)
 
 
@@ -95,6 +101,8 @@ def controller(
     state_dir: StateDir = None,
 ) -> None:
     """Bring the controller of a job back, in the foreground; ranks notice nothing."""
+    from everstep.commands import foreground  # noqa: PLC0415 -- see above
+
     foreground.controller(_job(job, state_dir), resume=resume, detach=detach)
 
 
@@ -120,6 +128,96 @@ def why(
 ) -> None:
     """Tell how it came to a decision: the facts and decisions behind it, oldest first."""
     show.why(_job(job, state_dir), subject, json=json)
+
+
+class UpdateFlags(NamedTuple):
+    """Flags of `everstep update`."""
+
+    source: Annotated[
+        str,
+        typer.Argument(metavar="DIR|GIT-REF", help="New code: a directory, or a commit or branch."),
+    ]
+    job: Job = None
+    urgent: Annotated[
+        bool, typer.Option("--urgent", help="Stop ranks for it as soon as it is ready (default).")
+    ] = False
+    lazy: Annotated[
+        bool,
+        typer.Option("--lazy", help="Wait for the next restart, but not longer than --within."),
+    ] = False
+    within: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="Of a lazy one: 90s, 30m, 24h, 2d; default 24h."),
+    ] = None
+    note: Annotated[str, typer.Option(metavar="TEXT", help="What it is for.")] = ""
+    overlap: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Do N steps again and compare their losses.")
+    ] = 0
+    root: Annotated[
+        list[str] | None,
+        typer.Option("--root", metavar="N=DIR", help="A further source root; others stay."),
+    ] = None
+    exact: Annotated[
+        bool, typer.Option("--exact", help="Put it in place as it is: merge nothing.")
+    ] = False
+    again: Annotated[
+        bool, typer.Option("--again", help="Although it is exactly what was rolled back.")
+    ] = False
+    untried: Annotated[
+        bool, typer.Option("--untried", help="Although no machine has imported it.")
+    ] = False
+    dry_run: DryRun = False
+    no_wait: Annotated[
+        bool, typer.Option("--no-wait", help="Return when the controller has accepted it.")
+    ] = False
+    state_dir: StateDir = None
+    json: Json = False
+
+
+@app.command(name="update")
+@plugin.takes(UpdateFlags)
+def update_code(flags: UpdateFlags) -> None:
+    """Change the code of a job that runs; machines and launchers stay."""
+    if flags.urgent and flags.lazy:
+        raise UserError("An update is urgent or lazy: give one of --urgent and --lazy.")
+    wanted = update.Wanted(
+        what=flags.source,
+        others=tuple(flags.root or ()),
+        lazy=flags.lazy,
+        within=flags.within,
+        note=flags.note,
+        overlap=flags.overlap,
+        exact=flags.exact,
+        again=flags.again,
+        untried=flags.untried,
+        dry_run=flags.dry_run,
+        wait=not flags.no_wait,
+        json=flags.json,
+    )
+    raise typer.Exit(update.update(_job(flags.job, flags.state_dir), wanted))
+
+
+@app.command()
+def rollback(
+    job: Job = None,
+    *,
+    to: Annotated[
+        str, typer.Option("--to", metavar="VERSION", help="v2, say; default: the last good one.")
+    ] = "",
+    note: Annotated[str, typer.Option(metavar="TEXT", help="Why.")] = "",
+    dry_run: DryRun = False,
+    state_dir: StateDir = None,
+    json: Json = False,
+) -> None:
+    """Bring an earlier version of a job's code back."""
+    asked = RollBack(by=update.who(), note=note, to=to, dry_run=dry_run)
+    raise typer.Exit(update.rollback(_job(job, state_dir), asked, json=json))
+
+
+@app.command()
+def versions(job: Job = None, *, state_dir: StateDir = None, json: Json = False) -> None:
+    """Show which code a job ran, from whom, and what became of it."""
+    history.versions(_job(job, state_dir), json=json)
 
 
 @app.command()
@@ -211,6 +309,8 @@ def diagnose(
     json: Json = False,
 ) -> None:
     """Say what broke, and who, from the files of any failed job."""
+    from everstep.commands import diagnose as failures  # noqa: PLC0415 -- see above
+
     failures.diagnose(paths, layout=layout, extra=rules, json=json)
 
 
@@ -233,7 +333,7 @@ class CheckFlags(NamedTuple):
     ] = "/"
     time_limit: Annotated[
         float, typer.Option(metavar="S", min=1.0, help="For all checks together.")
-    ] = checks.TIME_LIMIT_S
+    ] = plugin.TIME_LIMIT_S
     everything: Annotated[bool, typer.Option("--all", help="Show what passed, too.")] = False
     list_all: Annotated[bool, typer.Option("--list", help="Show all checks and limits.")] = False
     drain: Annotated[
@@ -246,7 +346,7 @@ class CheckFlags(NamedTuple):
     ] = False
     socket: Annotated[
         Path, typer.Option(metavar="PATH", readable=False, help="Where a node service listens.")
-    ] = checks.DEFAULT_SOCKET
+    ] = Path(ChecksSpec().node_socket)
     group: Annotated[
         str, typer.Option(metavar="NAME", help="Who may ask the node service; default: everybody.")
     ] = ""
@@ -260,6 +360,8 @@ def check(flags: CheckFlags) -> None:
     0: all is well. 1: something should be looked at. 2: the machine should get no work. 3: it could
     not be told.
     """
+    from everstep.commands import check as checks  # noqa: PLC0415 -- see above
+
     if flags.list_all:
         checks.show_list(json=flags.json)
         return

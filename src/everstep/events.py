@@ -250,6 +250,8 @@ class RanksSurvived(Fact, frozen=True, kw_only=True):
     action: str
     generation: Generation
     pids: tuple[int, ...]
+    reason: str = ""
+    """What they keep, as a clause, if they are gone: then there may be no pids."""
 
 
 class RanksStarted(Fact, frozen=True, kw_only=True):

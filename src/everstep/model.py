@@ -214,6 +214,17 @@ class CodeSpec(Value, frozen=True, kw_only=True):
     """Why the code is not versioned, if it is not."""
 
 
+class CodeOrigin(Value, frozen=True, kw_only=True):
+    """Where the files of a version lay: what is sent from there again, continues it."""
+
+    kind: str = ""
+    """ "dir" or "git"; empty: unknown."""
+    path: str = ""
+    host: str = ""
+    commit: str = ""
+    """Of a git commit, or of the one that a directory has checked out: all 40 digits."""
+
+
 class CodeVersion(Value, frozen=True, kw_only=True):
     """What people are told of one code version."""
 
@@ -232,6 +243,7 @@ class CodeVersion(Value, frozen=True, kw_only=True):
     """Files among them that say what has to be installed."""
     remarks: tuple[str, ...] = ()
     """Sentences that its author was told when it was accepted."""
+    origin: CodeOrigin = CodeOrigin()
 
 
 class ElasticSpec(Value, frozen=True, kw_only=True):

@@ -37,12 +37,14 @@ from everstep.events import (
 )
 from everstep.model import (
     NO_GENERATION,
+    NO_VERSION,
     EverstepError,
     MachineId,
     PolicySpec,
     Seconds,
     Term,
     Value,
+    VersionId,
 )
 
 PROTOCOL = 3
@@ -111,6 +113,8 @@ class Welcome(Frame, frozen=True, kw_only=True):
     received: int
     """Newest number of the agent's session that is journalled."""
     policy: PolicySpec
+    code: VersionId = NO_VERSION
+    """The code version that the job was submitted with: only the host that leads has read it."""
 
 
 class Refused(Frame, frozen=True, kw_only=True):

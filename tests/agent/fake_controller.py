@@ -8,6 +8,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from websockets.asyncio.server import Server, ServerConnection, serve
@@ -15,10 +16,18 @@ from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 
 from everstep import wire
-from everstep.actions import Order, StartRanks, StopRanks
-from everstep.events import RanksStarted, RanksStopped, Report
+from everstep.actions import HoldVersion, Order, StartRanks, StopRanks, TryVersion
+from everstep.code.store import CodeStore
+from everstep.events import (
+    RanksStarted,
+    RanksStopped,
+    Report,
+    VersionHeld,
+    VersionNotHeld,
+    VersionTried,
+)
 from everstep.files import write_atomically
-from everstep.model import Generation, MachineId, NodeRank, PolicySpec, Step, Term
+from everstep.model import Generation, MachineId, NodeRank, PolicySpec, Step, Term, VersionId
 from everstep.paths import Endpoint, JobPaths
 from everstep.wire import Bare, Data, Directive, Hello, Link, Welcome
 from tests.agent.support import wait_for
@@ -48,6 +57,9 @@ class FakeController:
         self.hellos: list[Hello] = []
         self.token = TOKEN
         self.acknowledges = True
+        self.code: CodeStore | None = None
+        """Where code versions are given from."""
+        self.asked_for: list[VersionId] = []
         self._job = job
         self._links: dict[str, Link] = {}
         self._sockets: dict[str, ServerConnection] = {}
@@ -92,6 +104,45 @@ class FakeController:
         )
         self.order(order)
         return self.get(RanksStopped, lambda report: report.action == order.id)
+
+    def hold(self, version: VersionId, **fields: Any) -> VersionHeld | VersionNotHeld:
+        """Order and wait."""
+        order = HoldVersion(
+            id=f"{self.term}.{next(self._ids)}",
+            cause="test",
+            why="a test",
+            machine=MACHINE,
+            version=version,
+            **{"within_s": 60.0, **fields},
+        )
+        self.order(order)
+        answer: VersionHeld | VersionNotHeld = self.answer_to(order, VersionHeld, VersionNotHeld)
+        return answer
+
+    def try_version(self, version: VersionId, **fields: Any) -> VersionTried:
+        """Order and wait."""
+        order = self.try_order(version, **fields)
+        self.order(order)
+        return self.get(VersionTried, lambda report: report.action == order.id)
+
+    def try_order(self, version: VersionId, **fields: Any) -> TryVersion:
+        return TryVersion(
+            id=f"{self.term}.{next(self._ids)}",
+            cause="test",
+            why="a test",
+            machine=MACHINE,
+            version=version,
+            **{"within_s": 60.0, **fields},
+        )
+
+    def answer_to(self, order: Order, *kinds: type[_Report]) -> Any:
+        """Waits for a report of one of these kinds that answers this order."""
+
+        def look() -> _Report | None:
+            found = [each for kind in kinds for each in self.all(kind)]
+            return next((report for report in found if report.action == order.id), None)
+
+        return wait_for(f"an answer to {order.id}", look)
 
     def start_order(self, generation: int, port: int, **fields: Any) -> StartRanks:
         whole = {"restore": Step(-1), "restore_generation": Generation(0), "restarts": 0, **fields}
@@ -143,8 +194,20 @@ class FakeController:
     def _check(self, connection: ServerConnection, request: Request) -> Response | None:
         if request.headers.get("Authorization") != f"Bearer {self.token}":
             return connection.respond(http.HTTPStatus.UNAUTHORIZED, "wrong token\n")
+        if request.path.startswith("/v1/code/"):
+            return self._give_code(connection, VersionId(request.path.removeprefix("/v1/code/")))
         assert request.path == "/v1/agent"
         return None
+
+    def _give_code(self, connection: ServerConnection, version: VersionId) -> Response:
+        self.asked_for.append(version)
+        if self.code is None or not self.code.has(version):
+            return connection.respond(http.HTTPStatus.NOT_FOUND, "there is no such version\n")
+        response = connection.respond(http.HTTPStatus.OK, "")
+        body = b"".join(self.code.chunks(version))
+        del response.headers["Content-Length"], response.headers["Content-Type"]
+        response.headers["Content-Length"] = str(len(body))
+        return replace(response, body=body)
 
     async def _serve(self, socket: ServerConnection) -> None:
         hello = wire.decode(await socket.recv(decode=False))

@@ -13,16 +13,25 @@ from typing import Any
 import msgspec
 import pytest
 
+from everstep import wire
+from everstep.actions import HoldVersion, TestMachine
 from everstep.agent.checking import usable_checks
 from everstep.agent.checks import registry
 from everstep.agent.checks.kernel.kmsg import boot_id
 from everstep.agent.checks.memory import Kept, KeptChild
 from everstep.diagnosis.words import Verdict
-from everstep.events import AlertCleared, AlertRaised, EvidenceFound, MachineJoined
-from everstep.model import ChecksSpec
+from everstep.events import (
+    AlertCleared,
+    AlertRaised,
+    EvidenceFound,
+    MachineJoined,
+    MachineTested,
+    VersionNotHeld,
+)
+from everstep.model import ChecksSpec, MachineId, VersionId
 from everstep.processes import alive
 from tests.agent.checks.parts import PidCheck, WordsCheck
-from tests.agent.fake_controller import FakeController
+from tests.agent.fake_controller import MACHINE, FakeController
 from tests.agent.support import Job, wait_for
 
 ROOT = Path(__file__).parents[2]
@@ -74,7 +83,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     monkeypatch.setenv("TEST_ROOT", str(tmp_path))
     made: list[Machine] = []
 
-    def one(protocol: int = 2, **checks: Any) -> Machine:
+    def one(protocol: int = wire.PROTOCOL, **checks: Any) -> Machine:
         made.append(Machine(tmp_path, protocol, ChecksSpec(**checks)))
         return made[-1]
 
@@ -158,13 +167,17 @@ def test_a_child_that_hangs_for_ever_is_told_and_holds_up_nothing(
     assert not alive(first.process)
 
 
-def test_a_controller_of_the_first_protocol_is_spared_what_it_does_not_know(make: Make) -> None:
-    machine = make(protocol=1)
-    machine.write("words", "eth1 evict")
+def test_a_controller_of_the_former_protocol_is_spared_what_it_does_not_know(make: Make) -> None:
+    machine = make(protocol=wire.PROTOCOL - 1)
+    machine.controller.order(
+        HoldVersion(
+            id="7", cause="6", why="test", machine=MACHINE, version=VersionId("0"), within_s=1.0
+        )
+    )
     instead = machine.controller.get(EvidenceFound)
     assert (instead.findings, instead.generation) == ((), 0)
     assert machine.controller.start_ranks(1), "and the session goes on"
-    assert machine.controller.all(AlertRaised) == []
+    assert machine.controller.all(VersionNotHeld) == []
 
 
 def test_checks_that_are_off_look_at_nothing(make: Make) -> None:
@@ -210,3 +223,27 @@ def test_limits_of_another_version_never_loosen_a_check(
     monkeypatch.setattr("everstep.agent.checking.CHECKS", checks)
     assert [check.name for check in usable_checks(ChecksSpec(limits=limits))] == names
     assert usable_checks(ChecksSpec(on=False, limits=limits)) == []
+
+
+def test_a_machine_is_tested_when_it_is_asked(make: Make) -> None:
+    machine = make(protocol=wire.PROTOCOL)
+    machine.write("words", "eth0 warn")
+    machine.controller.get(AlertRaised)
+    assert _tested(machine, 1).passed
+    machine.write("words", "eth0 evict")
+    failed = _tested(machine, 2)
+    assert failed.passed is False
+    assert "test.words says of eth0" in failed.why
+
+
+def _tested(machine: Machine, attempt: int) -> MachineTested:
+    order = TestMachine(
+        id=f"test-{attempt}",
+        cause="test",
+        why="a test",
+        machine=MachineId("m0"),
+        attempt=attempt,
+        within_s=60.0,
+    )
+    machine.controller.order(order)
+    return machine.controller.get(MachineTested, lambda told: told.action == order.id)

@@ -70,6 +70,7 @@ def status_view(**changed: Any) -> StatusView:
         "nnodes": 2,
         "nproc_per_node": 2,
         "standbys": 0,
+        "standbys_wanted": 0,
         "world_size": 4,
         "finished_by_all": Step(7),
         "furthest": Step(7),
@@ -130,6 +131,14 @@ def incident_view(**changed: Any) -> IncidentView:
     return IncidentView(**(told | changed))
 
 
+class Refusal(Exception):
+    """What a controller declines, and how."""
+
+    def __init__(self, code: int, sentence: str) -> None:
+        super().__init__(sentence)
+        self.code = code
+
+
 class FakeController:
     """Answers with its attributes; `on_status` may change them before each status is sent."""
 
@@ -183,6 +192,16 @@ class FakeController:
         assert self._server is not None
         return f"http://127.0.0.1:{self._server.server_address[1]}"
 
+    def reply(self, path: str, body: Any) -> Any:
+        """To a POST."""
+        self.posted.append((path, body))
+        self.on_post(path)
+        return {"accepted": True}
+
+    def take(self, path: str, body: bytes) -> Any:
+        """A PUT."""
+        raise Refusal(404, f"{path}: {len(body)} bytes that nobody wants")
+
     def answer(self, path: str, query: dict[str, str]) -> Any:
         if path == "/v1/status":
             self.statuses += 1
@@ -207,18 +226,22 @@ def _handler(controller: FakeController) -> type[BaseHTTPRequestHandler]:
 
         def do_POST(self) -> None:
             body = msgspec.json.decode(self.rfile.read(int(self.headers["Content-Length"])))
-            self._reply(lambda: self._take(body))
+            self._reply(lambda: controller.reply(self.path, body))
 
-        def _take(self, body: Any) -> Any:
-            controller.posted.append((self.path, body))
-            controller.on_post(self.path)
-            return {"accepted": True}
+        def do_PUT(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            self._reply(lambda: controller.take(self.path, body))
 
         def _reply(self, answer: Callable[[], Any]) -> None:
-            known = self.headers["Authorization"] == f"Bearer {controller.token}"
-            content = answer() if known else {"error": "wrong token"}
+            code = 200
+            try:
+                known = self.headers["Authorization"] == f"Bearer {controller.token}"
+                content = answer() if known else {"error": "wrong token"}
+                code = 200 if known else 401
+            except Refusal as refusal:
+                content, code = {"error": str(refusal)}, refusal.code
             raw = msgspec.json.encode(content)
-            self.send_response(200 if known else 401)
+            self.send_response(code)
             self.send_header("Content-Length", str(len(raw)))
             self.end_headers()
             self.wfile.write(raw)

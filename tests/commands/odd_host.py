@@ -50,7 +50,7 @@ class Host:
         self._capsys = capsys
         patch.setenv("PYTHONPATH", f"{ROOT / 'src'}:{ROOT}")
         patch.setenv("PATH", f"{self.bin}:{os.environ['PATH']}")
-        patch.setattr("everstep.commands.check.BETWEEN_S", 0.0)
+        patch.setattr("everstep.agent.checks.looking.BETWEEN_S", 0.0)
         for there in (registry.SOURCES, registry.CHECKS):
             for name in list(there):
                 patch.delitem(there, name)

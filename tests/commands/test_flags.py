@@ -82,7 +82,6 @@ def test_a_flag_is_read_as_torchrun_reads_it(words: str, field: str, value: obje
         ("", "No script was given"),
         ("--nnodes 2", "No script was given"),
         ("--node-rank one t.py", "--node-rank one is not a whole number"),
-        ("--standbys x t.py", "--standbys x is not a whole number"),
         ("--bogus t.py", "Unrecognized arguments: --bogus"),
         ("--nnodes", "Argument --nnodes: expected one argument"),
         ("--virtual-local-rank t.py", "--virtual-local-rank is refused: LOCAL_RANK is always"),

@@ -44,6 +44,15 @@ def test_stand_ins_are_one_job_of_this_host() -> None:
     assert made_plan.address == Address(host="127.0.0.1", port=0)
 
 
+@pytest.mark.parametrize(("words", "given", "auto"), [("", 0, False), ("auto", 0, True)])
+def test_the_number_of_standbys_may_be_left_to_the_history_of_the_job(
+    words: str, given: int, auto: bool
+) -> None:
+    asked = f"--standbys {words} " if words else ""
+    spec = made(f"--local-machines 4 {asked}train.py").spec
+    assert (spec.standbys, spec.auto_standbys) == (given, auto)
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -214,6 +223,7 @@ def test_the_url_of_an_ipv6_endpoint_has_brackets() -> None:
         ("--local-machines 0 t.py", "--local-machines 0: a job needs at least 1"),
         ("--local-machines 2 --node-rank 1 t.py", "--local-machines starts all machines"),
         ("--standalone --nnodes 2 t.py", "--standalone is one machine, and --nnodes says 2"),
+        ("--standbys x t.py", "--standbys x is not a whole number: give one, or auto"),
         ("--standbys -1 t.py", "--standbys -1 is negative"),
         ("--max-restarts -1 t.py", "--max-restarts -1 is negative"),
         ("--disk-every -1 t.py", "--disk-every -1 is neither a number of steps nor a time: write"),

@@ -8,15 +8,25 @@ from typing import Any
 import pytest
 from rich.console import Console, RenderableType
 
+from everstep.actions import Rung
 from everstep.commands import stories, tables
-from everstep.controller.views import AlertView, IncidentsView, LayoutView, MachineView
+from everstep.controller.version_views import CodeView
+from everstep.controller.views import (
+    AlertView,
+    EvictionsView,
+    EvictionView,
+    IncidentsView,
+    LayoutView,
+    MachineView,
+    RungView,
+)
 from everstep.core.ettr import Owner
 from everstep.core.state import Phase
 from everstep.diagnosis.words import Verdict
 from everstep.health import Counts
 from everstep.journal import StoryLine
 from everstep.journal.index import Part
-from everstep.model import JobId, MachineId, NodeRank, Rank
+from everstep.model import Generation, JobId, MachineId, NodeRank, Rank
 from tests.commands.fake_controller import SPENT, ended_view, incident_view, status_view
 
 
@@ -45,7 +55,7 @@ def machine(name: str, condition: str, why: str = "", first: int | None = None) 
         ({}, "step 7 | 100 ms per step | loss 2.5000 | 0 of 2 machines | ETTR 0.900"),
         ({"finished_by_all": -1, "loss": None, "step_s": None, "ettr": None},
          "generation 1: before its first step | 0 of 2 machines"),
-        ({"phase": Phase.GATHERING, "loss": None, "standbys": 1},
+        ({"phase": Phase.GATHERING, "loss": None, "standbys_wanted": 1},
          "gathering machines | 0 of 2 machines + 0 standby | ETTR 0.900"),
         ({"phase": Phase.STOPPING, "loss": None, "generation": 3},
          "generation 3: stopping | 0 of 2 machines | ETTR 0.900"),
@@ -198,3 +208,124 @@ def test_a_flood_of_alerts_is_cut() -> None:
 )
 def test_an_age_is_told_in_one_unit(seconds: float, text: str) -> None:
     assert tables.age(seconds) == text
+
+
+# --- code, copies and evictions ------------------------------------------------------------------
+
+
+def test_status_says_which_code_runs_and_which_waits() -> None:
+    code = CodeView(running="v2", text="/home/anna on h, sent by anna: larger", waiting=("v3 is",))
+    assert tables.code(status_view(code=code)) == [
+        "code: v2 (/home/anna on h, sent by anna: larger)",
+        "  waiting: v3 is",
+    ]
+    none = CodeView(text="it is no Python program")
+    assert tables.code(status_view(code=none)) == ["code: not versioned: it is no Python program"]
+    assert tables.code(status_view()) == []
+
+
+def test_status_says_which_steps_outlive_a_machine() -> None:
+    assert tables.copies(status_view()).endswith("two machines: none; on disk: none")
+    view = status_view(machine_safe=40, published=(10, 30))
+    assert tables.copies(view).endswith("two machines: step 40; on disk: step 30")
+
+
+def test_a_viewer_is_told_of_other_code() -> None:
+    before, after = (status_view(code=CodeView(running=name)) for name in ("v1", "v2"))
+    assert tables.news(before, after) == ["code v2 takes the place of v1"]
+
+
+def eviction(machine: str, **changed: Any) -> EvictionView:
+    told: dict[str, Any] = {
+        "machine": MachineId(machine),
+        "host": "h",
+        "at": 1.0,
+        "why": "GPU 3 is lost",
+        "incident": "i1",
+        "guilty": None,
+        "verdict": "",
+        "tests": 0,
+        "passed": 0,
+        "returned": False,
+    }
+    return EvictionView(**(told | changed))
+
+
+def test_each_eviction_has_a_verdict_or_says_how_far_it_is() -> None:
+    view = IncidentsView(
+        job=JobId("j"),
+        incidents=(),
+        seconds=SPENT,
+        ettr=None,
+        evictions=(
+            eviction("m1", guilty=True, verdict="it failed its tests", tests=1),
+            eviction("m2", guilty=False, verdict="it passed twice", returned=True),
+            eviction("m3", tests=2, passed=1),
+            eviction("m4"),
+        ),
+    )
+    text = drawn(tables.evicted(view))
+    assert "m1 h guilty GPU 3 is lost; it failed its tests" in text
+    assert "m2 h innocent, returned GPU 3 is lost; it passed twice" in text
+    assert "m3 h not known GPU 3 is lost; passed 1 of 2 tests" in text
+    assert "m4 h not known GPU 3 is lost; not tested yet" in text
+
+
+def test_the_share_of_false_evictions_is_of_those_with_a_verdict() -> None:
+    assert tables.evictions(EvictionsView()) == []
+    assert tables.evictions(EvictionsView(count=1)) == ["evictions: 1, 0 guilty, 0 innocent"]
+    some = EvictionsView(count=5, guilty=3, innocent=1, false_share=0.25)
+    assert tables.evictions(some) == [
+        "evictions: 5, 3 guilty, 1 innocent: 25% of those with a verdict were false"
+    ]
+
+
+def rung(name: Rung) -> RungView:
+    return RungView(
+        rung=name, generation=Generation(2), failure="f", why="so", at=0.0, action="1.0"
+    )
+
+
+def test_an_incident_names_its_rungs_in_order() -> None:
+    tried = incident_view(rungs=(rung(Rung.REATTEMPT), rung(Rung.ROLLBACK)))
+    view = IncidentsView(job=JobId("j"), incidents=(tried,), seconds=SPENT, ettr=None)
+    assert "[reattempt, rollback]" in drawn(tables.incidents(view))
+
+
+# --- long stories --------------------------------------------------------------------------------
+
+
+def line(number: int, name: str, why: str, **fields: Any) -> StoryLine:
+    return StoryLine(
+        id=f"5.{number}",
+        part=Part.ACTION,
+        time=float(number),
+        name=name,
+        cause="5",
+        why=why,
+        fields=fields,
+    )
+
+
+def test_a_long_story_is_told_in_short_first() -> None:
+    told = [
+        line(0, "OpenIncident", "rank 3 ended", incident="incident-2"),
+        line(1, "EvictMachine", "GPU 3 is lost", machine="m1"),
+        *(line(2, "StopRanks", "ranks must be gone", machine=f"m{n}") for n in range(12)),
+        line(3, "TakeRung", "it fails again", rung="rollback"),
+        line(4, "SwitchCode", "back to v1", rolled_back=True),
+        line(5, "GiveVerdict", "it passed twice", machine="m1", guilty=False),
+        line(6, "CloseIncident", "proven", incident="incident-2"),
+    ]
+    assert stories.in_short(told) == [
+        "0.00 s: incident-2: rank 3 ended",
+        "1.00 s: m1 is evicted: GPU 3 is lost",
+        "3.00 s: rollback: it fails again",
+        "4.00 s: rolled back: back to v1",
+        "5.00 s: m1 is innocent: it passed twice",
+        "6.00 s: incident-2 is closed: proven",
+    ]
+    assert stories.in_short(told[:3]) == []
+    text = drawn(stories.story(told), 200)
+    assert "StopRanks: 12 machines (m0, m1, m2, m3, ...): ranks must be gone" in text
+    assert text.count("StopRanks") == 1

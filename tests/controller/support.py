@@ -37,6 +37,7 @@ from everstep.model import (
     MachineId,
     RankStatus,
     Term,
+    VersionId,
 )
 from everstep.paths import Endpoint, JobPaths
 from everstep.wire import (
@@ -61,12 +62,10 @@ _Order = TypeVar("_Order", bound=Order)
 _Found = TypeVar("_Found")
 
 
-def make_job(root: Path, *, nnodes: int = 1) -> JobPaths:
-    """A job of machines that join by themselves: the tests play their agents."""
-    name = JobId(f"test-{uuid4().hex[:8]}")
-    paths = JobPaths(root, name)
-    spec = JobSpec(
-        job=name,
+def job_spec(root: Path, *, nnodes: int = 1) -> JobSpec:
+    """Of a job whose machines are played by the test."""
+    return JobSpec(
+        job=JobId(f"test-{uuid4().hex[:8]}"),
         uid=uuid4().hex[:8],
         command=("train.py",),
         working_dir=str(root),
@@ -74,6 +73,12 @@ def make_job(root: Path, *, nnodes: int = 1) -> JobPaths:
         nproc_per_node=1,
         checkpoint=CheckpointSpec(directory=str(root / "checkpoints")),
     )
+
+
+def make_job(root: Path, *, nnodes: int = 1) -> JobPaths:
+    """A job of machines that join by themselves: the tests play their agents."""
+    spec = job_spec(root, nnodes=nnodes)
+    paths = JobPaths(root, spec.job)
     paths.root.mkdir(parents=True)
     write_atomically(paths.spec, spec)
     write_atomically(paths.token, TOKEN.encode())
@@ -189,7 +194,13 @@ class FakeAgent:
         for frame in self.link.resume(welcome.received, time.monotonic()):
             self.socket.send(encode(frame))
 
-    def join(self, *, generation: int = NO_GENERATION, ranks: tuple[RankStatus, ...] = ()) -> None:
+    def join(
+        self,
+        *,
+        generation: int = NO_GENERATION,
+        ranks: tuple[RankStatus, ...] = (),
+        versions: tuple[VersionId, ...] | None = None,
+    ) -> None:
         self.report(
             MachineJoined(
                 machine=self.machine,
@@ -199,6 +210,7 @@ class FakeAgent:
                 version="test",
                 generation=Generation(generation),
                 ranks=ranks,
+                versions=versions,
             )
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from pathlib import Path
 
 from starlette.applications import Starlette
 from starlette.routing import WebSocketRoute
@@ -16,8 +17,9 @@ from everstep.controller.incoming import Incoming
 from everstep.controller.output import OutputRing
 from everstep.controller.server import Server
 from everstep.events import Folded, MachineSilent
-from everstep.model import MachineId, PolicySpec, Term
+from everstep.model import MachineId, Term
 from everstep.wire import PROTOCOL, Hello, Welcome, decode, encode
+from tests.controller.support import job_spec
 
 HELLO = Hello(
     protocol=PROTOCOL,
@@ -80,7 +82,11 @@ async def silence() -> tuple[list[Incoming | Folded], bool]:
         heard.set()
 
     agents = Agents(
-        term=Term(1), policy=PolicySpec(), post=post, output=OutputRing(Term(1)), journalled={}
+        term=Term(1),
+        spec=job_spec(Path("/job")),
+        post=post,
+        output=OutputRing(Term(1)),
+        journalled={},
     )
     app = Starlette(routes=[WebSocketRoute("/v1/agent", agents.serve)])
     server = Server(app, ping_every_s=0.05, pong_within_s=0.05)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 from starlette.applications import Starlette
@@ -14,8 +15,9 @@ from everstep.controller.agents import Agents
 from everstep.controller.incoming import Incoming
 from everstep.controller.output import OutputRing
 from everstep.events import Folded, VersionTried
-from everstep.model import MachineId, PolicySpec, Term, VersionId
+from everstep.model import MachineId, Term, VersionId
 from everstep.wire import PROTOCOL, Data, Hello, Welcome, decode, decode_directive, encode
+from tests.controller.support import job_spec
 
 M0, V2 = MachineId("m0"), VersionId("2" * 64)
 TRY = TryVersion(id="1.0", cause="1", why="new", machine=M0, version=V2, within_s=3.0)
@@ -29,7 +31,7 @@ def test_a_trial_is_answered_for_an_agent_that_does_not_know_it(
     told: list[Incoming | Folded] = []
     agents = Agents(
         term=Term(1),
-        policy=PolicySpec(),
+        spec=job_spec(Path("/job")),
         post=told.append,
         output=OutputRing(Term(1)),
         journalled={},
@@ -64,7 +66,7 @@ def test_without_a_connection_nothing_is_answered() -> None:
     told: list[Incoming | Folded] = []
     agents = Agents(
         term=Term(1),
-        policy=PolicySpec(),
+        spec=job_spec(Path("/job")),
         post=told.append,
         output=OutputRing(Term(1)),
         journalled={},

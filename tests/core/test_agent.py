@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from typing import TypeVar
 
+from msgspec.structs import replace
+
 from everstep.actions import (
     BackUpStep,
+    HoldVersion,
     InjectFault,
     PersistStep,
     ProbeMachine,
     ReleaseMachine,
     StartRanks,
     StopRanks,
+    TestMachine,
+    TryVersion,
 )
 from everstep.core.agent import ANSWERS_KEPT, AgentCore
 from everstep.core.agent_io import (
@@ -22,6 +27,8 @@ from everstep.core.agent_io import (
     ControllerDisconnected,
     DoFault,
     DoProbe,
+    DoTest,
+    FetchVersion,
     ForkFailed,
     ForkRanks,
     GroupsRead,
@@ -36,6 +43,7 @@ from everstep.core.agent_io import (
     RanksRemain,
     SendReport,
     SlotsRead,
+    TryImports,
 )
 from everstep.diagnosis.words import Verdict
 from everstep.events import (
@@ -47,6 +55,7 @@ from everstep.events import (
     MachineNumbers,
     MachineProbed,
     MachineProgress,
+    MachineTested,
     Numbers,
     RankExited,
     RanksStarted,
@@ -55,6 +64,8 @@ from everstep.events import (
     StartFailed,
     StepPersisted,
     TimerFired,
+    VersionHeld,
+    VersionTried,
 )
 from everstep.health import Alert, Result
 from everstep.model import (
@@ -69,6 +80,7 @@ from everstep.model import (
     SeenGroups,
     Step,
     Term,
+    VersionId,
 )
 
 M0 = MachineId("m0")
@@ -445,3 +457,35 @@ def test_remembered_answers_are_bounded() -> None:
         agent.tell(gone(number))
     newest = stop(ANSWERS_KEPT + 9)
     assert only(agent.order(newest), RanksStopped)
+
+
+def hold() -> HoldVersion:
+    version = VersionId("ab" * 32)
+    return HoldVersion(id="hold", cause="1", why="test", machine=M0, version=version, within_s=60.0)
+
+
+def test_orders_about_the_machine_are_answered_although_a_restart_came_between() -> None:
+    version = VersionId("ab" * 32)
+    attempt = TryVersion(
+        id="try", cause="1", why="test", machine=M0, version=version, within_s=60.0
+    )
+    look = TestMachine(id="test", cause="1", why="test", machine=M0, attempt=1, within_s=60.0)
+    agent = Agent()
+    assert only(agent.order(hold()), FetchVersion).order == hold()
+    assert only(agent.order(attempt), TryImports).order == attempt
+    assert only(agent.order(look), DoTest).order == look
+    agent.order(stop(3))
+    told = (
+        VersionHeld(machine=M0, action="hold", version=version),
+        VersionTried(machine=M0, action="try", version=version, problem="SyntaxError"),
+        MachineTested(machine=M0, action="test", passed=True, why="all 12 checks"),
+    )
+    for event in told:
+        assert only(agent.tell(event), type(event)) == event
+        assert agent.tell(event) == [], "it is answered"
+    assert only(agent.order(hold()), VersionHeld) == told[0], "the same answer again"
+
+
+def test_saving_may_be_waited_for_before_the_kill() -> None:
+    order = replace(stop(3), saved_within_s=7.0)
+    assert only(Agent().order(order), KillRanks).saved_within_s == 7.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from everstep.actions import ControllerAction
 from everstep.core.controller import ControllerCore
 from everstep.core.state import State
 from everstep.events import (
@@ -103,7 +104,12 @@ class Run:
         )
         self.tell(progress)
 
-    def kill_a_rank(self) -> None:
+    def record(self, event: ControllerEvent, *actions: ControllerAction) -> int:
+        """As if a core had decided this; this one is not asked."""
+        self.now += 1.0
+        return self.journal.append(event, self.now, origin=None, actions=list(actions))
+
+    def kill_a_rank(self, *, proven: bool = True) -> None:
         """An incident: rank 1 dies, everybody restarts, the restart is proven."""
         self.tell(
             RankExited(
@@ -114,8 +120,9 @@ class Run:
             )
         )
         self.restart(copies=5)
-        self.train(6)
-        self.train(30)
+        if proven:
+            self.train(6)
+            self.train(30)
 
 
 def joined(name: str) -> MachineJoined:

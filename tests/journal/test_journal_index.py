@@ -8,14 +8,32 @@ import tempfile
 import threading
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from everstep.events import MachineLost, StopRequested
+from everstep.actions import (
+    GiveVerdict,
+    HoldVersion,
+    RefuseUpdate,
+    ReturnMachine,
+    TestMachine,
+    TryVersion,
+)
+from everstep.events import (
+    JobSubmitted,
+    MachineLost,
+    MachineTested,
+    StepBackedUp,
+    StopRequested,
+    TimerFired,
+    UpdateRequested,
+    VersionTried,
+)
 from everstep.journal import Index, JournalCorrupt, StoryLine, UnknownId, replay
 from everstep.journal.index import BATCH, STORY_MAX, Part
 from everstep.journal.records import HEADER
-from everstep.model import MachineId
-from tests.journal.support import Run, fill, joined, open_journal
+from everstep.model import CodeSpec, CodeVersion, MachineId, Step, VersionId
+from tests.journal.support import SPEC, Run, fill, joined, open_journal
 
 NOBODY = 65534
 
@@ -96,6 +114,94 @@ def test_the_story_of_an_event_ends_with_what_it_led_to(run: Run, tmp_path: Path
     story = index.story(lost.id)
     assert story[0] == lost
     assert {"OpenIncident", "EvictMachine"} <= set(names(story))
+
+
+def test_an_incident_is_told_to_its_end_although_a_rung_was_taken(tmp_path: Path) -> None:
+    run = Run(open_journal(tmp_path))
+    run.start()
+    run.train(5)
+    run.kill_a_rank(proven=False)
+    told = names(Index(tmp_path).story("incident-1"))
+    assert "TakeRung" in told
+    assert told[-1] == "RanksStarted"
+    assert "CloseIncident" not in told
+
+
+def test_copies_that_are_made_meanwhile_are_no_part_of_an_incident(
+    run: Run, tmp_path: Path
+) -> None:
+    """Nor is who gets which code, or the tests of machines that went before."""
+    run.record(
+        StepBackedUp(machine=MachineId("m0"), action="1.0", step=Step(3)),
+        HoldVersion(
+            id="7.0",
+            cause="7",
+            why="so",
+            machine=MachineId("m0"),
+            version=VersionId("ab"),
+            within_s=1.0,
+        ),
+    )
+    told = names(Index(tmp_path).story("incident-2"))
+    assert "StepBackedUp" not in told
+    assert "HoldVersion" not in told
+
+
+def test_what_became_of_an_evicted_machine_belongs_to_its_story(run: Run, tmp_path: Path) -> None:
+    mine, now = MachineId("m1"), str(run.journal.next_seq)
+    test = TestMachine(
+        id=f"{now}.0", cause=now, why="evicted", machine=mine, attempt=1, within_s=1.0
+    )
+    other = msgspec.structs.replace(test, id=f"{now}.1", why="another", machine=MachineId("m0"))
+    run.record(TimerFired(), test, other)
+    tested = MachineTested(machine=mine, action=test.id, passed=True, why="all checks passed")
+    now = str(run.journal.next_seq)
+    run.record(
+        tested,
+        GiveVerdict(id=f"{now}.0", cause=now, why="passed", machine=mine, guilty=False),
+        ReturnMachine(id=f"{now}.1", cause=now, why="innocent", machine=mine),
+    )
+    story = Index(tmp_path).story("m1")
+    assert names(story)[:3] == ["MachineLost", "OpenIncident", "EvictMachine"]
+    assert names(story)[-4:] == ["TestMachine", "MachineTested", "GiveVerdict", "ReturnMachine"]
+    assert "another" not in [line.why for line in story]
+
+
+@pytest.mark.parametrize("ref", ["v2", "cdcdcd", "cd" * 32])
+def test_the_story_of_a_version_is_who_sent_it_and_what_became_of_it(
+    tmp_path: Path, ref: str
+) -> None:
+    """Also if it is asked for by the beginning of its id. Another version is another story."""
+    versions = [VersionId(letters * 32) for letters in ("ab", "cd", "ef")]
+    run = Run(open_journal(tmp_path))
+    first = msgspec.structs.replace(SPEC, code=CodeSpec(version=versions[0], roots=("/x",)))
+    run.record(JobSubmitted(spec=first))
+    for version in versions[1:]:
+        code = CodeVersion(version=version, source="/x on h")
+        run.record(UpdateRequested(code=code, by="anna"))
+    try_it = TryVersion(
+        id="4.0", cause="2", why="new", machine=MachineId("m0"), version=versions[1], within_s=1.0
+    )
+    hold = HoldVersion(
+        id="4.1", cause="2", why="new", machine=MachineId("m0"), version=versions[1], within_s=1.0
+    )
+    run.record(TimerFired(), try_it, hold)
+    tried = VersionTried(
+        machine=MachineId("m0"), action="4.0", version=versions[1], problem="ImportError"
+    )
+    run.record(tried, RefuseUpdate(id="5.0", cause="2", why="no import", version=versions[1]))
+    story = Index(tmp_path).story(ref)
+    assert names(story) == [
+        "UpdateRequested",
+        "TimerFired",
+        "TryVersion",
+        "VersionTried",
+        "RefuseUpdate",
+    ]
+    assert names(Index(tmp_path).story("v1")) == ["JobSubmitted"]
+    assert names(Index(tmp_path).story("v3")) == ["UpdateRequested"]
+    with pytest.raises(UnknownId):
+        Index(tmp_path).story("v4")
 
 
 @pytest.mark.parametrize("ref", ["", "0", "99999", "4.7", "m9", "incident-9", "²", "'; DROP"])

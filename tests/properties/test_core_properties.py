@@ -15,11 +15,12 @@ from typing import Any
 import msgspec
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from hypothesis.stateful import initialize, precondition, rule
 
 from everstep.actions import (
     BackUpStep,
     ControllerAction,
+    HoldVersion,
     InjectFault,
     PersistStep,
     ProbeMachine,
@@ -28,6 +29,8 @@ from everstep.actions import (
     RequestMachines,
     StartRanks,
     StopRanks,
+    TestMachine,
+    TryVersion,
 )
 from everstep.core.controller import ControllerCore
 from everstep.core.faults import objection
@@ -49,6 +52,7 @@ from everstep.events import (
     MachineReleased,
     MachineSilent,
     MachinesRequested,
+    MachineTested,
     PersistFailed,
     RankExited,
     RanksStarted,
@@ -65,7 +69,9 @@ from everstep.events import (
 from everstep.health import Alert, Counts, Result
 from everstep.journal import Journal, replay, take_term
 from everstep.model import (
+    NO_VERSION,
     CheckpointSpec,
+    CodeSpec,
     Copy,
     Every,
     ExitStatus,
@@ -82,11 +88,14 @@ from everstep.model import (
     Seconds,
     Step,
     Term,
+    VersionId,
 )
+from tests.properties.code_under_fire import V1, CodeUnderFire, answer_about_code, versions
 
 VERSION = "1"
 MACHINES = [MachineId(f"m{n}") for n in range(5)]
 machines = st.sampled_from(MACHINES)
+newcomers = st.sampled_from([MachineId("m5"), MachineId("m6")])
 strangers = st.sampled_from([*MACHINES, MachineId("stranger")])
 ages = st.sampled_from([0.0, 0.5, 100.0])
 steps = st.integers(-1, 40).map(Step)
@@ -100,6 +109,7 @@ errors = st.sampled_from(
         RankError(kind="RuntimeError", message="Connection closed by peer", traceback="Traceback"),
     ]
 )
+few = st.integers(0, 9).map(lambda number: number == 9)
 results = st.builds(
     Result,
     check=st.sampled_from(["gpu.lost", "net.link"]),
@@ -114,7 +124,7 @@ alerts = st.builds(
 )
 
 
-class CoreUnderFire(RuleBasedStateMachine):
+class CoreUnderFire(CodeUnderFire):
     """One job, its core, its journal."""
 
     def __init__(self) -> None:
@@ -144,22 +154,23 @@ class CoreUnderFire(RuleBasedStateMachine):
     # --- the job ---
 
     @initialize(
-        nnodes=st.integers(1, 3),
-        nproc=st.integers(1, 2),
+        shape=st.tuples(st.integers(1, 3), st.integers(1, 2)),
         standbys=st.integers(0, 2),
         disk_every=st.sampled_from([0, 5]),
         published=st.booleans(),
         recoveries_max=st.integers(1, 5),
+        code=st.sampled_from([V1, V1, V1, NO_VERSION]),
     )
     def submit(
         self,
-        nnodes: int,
-        nproc: int,
+        shape: tuple[int, int],
         standbys: int,
         disk_every: int,
         published: bool,
         recoveries_max: int,
+        code: VersionId,
     ) -> None:
+        nnodes, nproc = shape
         spec = JobSpec(
             job=JobId("job"),
             uid="00000000",
@@ -171,7 +182,16 @@ class CoreUnderFire(RuleBasedStateMachine):
             checkpoint=CheckpointSpec(
                 directory="/checkpoints", disk_every=Every(steps=disk_every), backup_every=3
             ),
-            policy=PolicySpec(recoveries_max=recoveries_max, silent_s=20.0, end_within_s=8.0),
+            policy=PolicySpec(
+                recoveries_max=recoveries_max,
+                silent_s=20.0,
+                end_within_s=8.0,
+                hold_within_s=10.0,
+                ran_well_steps=10,
+                retest_after_s=3.0,
+                evictions_max=recoveries_max,
+            ),
+            code=CodeSpec(version=code),
         )
         on_disk = (Published(step=Step(3), generation=Generation(0)),) if published else ()
         self.tell(JobSubmitted(spec=spec, published=on_disk))
@@ -227,14 +247,25 @@ class CoreUnderFire(RuleBasedStateMachine):
                 machine=machine,
                 agent=more.pop("agent", "a1"),
                 address=f"addr-{machine}",
-                host="host",
+                host=more.pop("host", f"host-{machine}"),
                 version=VERSION,
                 shard_port=7000,
                 boot_id=f"b{ord(machine[1]) % 2}",
                 units=("switch:s0",) if machine < "m2" else ("switch:s1",),
-                **{"generation": self.state.generation, **more},
+                **{
+                    "generation": self.state.generation,
+                    "versions": self.versions_of(machine),
+                    **more,
+                },
             )
         )
+
+    @rule(machine=newcomers, former=machines, versions=st.sampled_from([(), None]))
+    def come_from_a_host(
+        self, machine: MachineId, former: MachineId, versions: tuple[VersionId, ...] | None
+    ) -> None:
+        """Of a machine that was here before, or still is, under another name."""
+        self._join(machine, host=f"host-{former}", generation=0, versions=versions)
 
     @rule(machine=machines, agent=st.sampled_from(["a1", "a2"]), data=st.data())
     def join(self, machine: MachineId, agent: str, data: st.DataObject) -> None:
@@ -247,7 +278,8 @@ class CoreUnderFire(RuleBasedStateMachine):
                 status = RankStatus(rank=rank, generation=self.state.generation, pid=1, exit=exit_)
                 ranks += data.draw(st.sampled_from([[status], [status], []]))
         backups = tuple(data.draw(self._copies(), "backups"))
-        self._join(machine, agent=agent, ranks=tuple(ranks), backups=backups)
+        lost = {"versions": data.draw(st.sampled_from([None, ()]))} if data.draw(few) else {}
+        self._join(machine, agent=agent, ranks=tuple(ranks), backups=backups, **lost)
 
     @rule(machine=strangers, agent=st.sampled_from(["a1", "a2"]))
     def fall_silent(self, machine: MachineId, agent: str) -> None:
@@ -287,6 +319,22 @@ class CoreUnderFire(RuleBasedStateMachine):
 
     def _outstanding(self) -> list[ControllerAction]:
         return list(self.state.outstanding.values())
+
+    @precondition(lambda self: self.state.evictions)
+    @rule(data=st.data(), passed=st.sampled_from([True, True, True, False, None]))
+    def look_into_evicted(self, data: st.DataObject, passed: bool | None) -> None:
+        """Everybody who is asked proves its ranks gone; all tests come out the same."""
+        self.now += self.state.job.policy.retest_after_s
+        for machine in [m for m in self.state.machines.values() if m.evicted]:
+            if not machine.connected:
+                self._join(machine.machine, host=machine.host)
+        self.tell(TimerFired())
+        for order in self._outstanding():
+            if isinstance(order, StopRanks) and self.state.machines[order.machine].evicted:
+                self.tell(self._stopped(order, data))
+        for order in self._outstanding():
+            if isinstance(order, TestMachine):
+                self.tell(_tested(order, passed))
 
     @precondition(lambda self: self.state.outstanding)
     @rule(data=st.data(), good=st.sampled_from([True, True, True, False]))
@@ -416,6 +464,19 @@ class CoreUnderFire(RuleBasedStateMachine):
         step = Step(max(self.state.finished_by_all, self.state.restored) + steps_on)
         self.progress(lag=0, step=step, ahead=1, step_s=0.1, age_s=0.0)
 
+    @precondition(lambda self: self.state.phase is Phase.RUNNING)
+    @rule(data=st.data(), version=versions, trained=st.sampled_from([0, 5, 15]))
+    def change_code(self, data: st.DataObject, version: VersionId, trained: int) -> None:
+        """An update, or a rollback, that everybody helps with, and steps under it."""
+        if data.draw(st.booleans()):
+            self.send_on(version, urgent=data.draw(st.booleans()))
+        else:
+            self.roll_back(version=data.draw(st.sampled_from([None, version])))
+        for _ in range(3):
+            self.answer_all(data=data)
+        if trained and self.state.phase is Phase.RUNNING:
+            self.train_on(steps_on=trained)
+
     def teardown(self) -> None:
         try:
             self.restart_controller(snapshot=False, killed_before_append=False)
@@ -446,6 +507,11 @@ def _probed(order: ProbeMachine, reachable: bool | None) -> MachineProbed:
     )
 
 
+def _tested(order: TestMachine, passed: bool | None) -> MachineTested:
+    why = "something was found" if passed is False else "nothing was found"
+    return MachineTested(machine=order.machine, action=order.id, passed=passed, why=why)
+
+
 def _persisted(order: PersistStep, reason: str) -> ControllerEvent:
     if reason:
         return PersistFailed(machine=order.machine, action=order.id, step=order.step, reason=reason)
@@ -459,7 +525,10 @@ def _backed_up(order: BackUpStep, reason: str) -> ControllerEvent:
 
 
 _ANSWERS: dict[type[ControllerAction], Any] = {
+    HoldVersion: answer_about_code,
+    TryVersion: answer_about_code,
     ProbeMachine: lambda order, reason: _probed(order, None if reason else False),
+    TestMachine: lambda order, reason: _tested(order, None if reason else True),
     PersistStep: _persisted,
     BackUpStep: _backed_up,
     PublishStep: lambda order, reason: StepPublished(

@@ -19,6 +19,7 @@ from everstep.sim.run import RunFailed, run
 from tests.sim.test_seeds import mild
 
 CHECKS = (Harm.ALERT, Harm.ALERT_MANY, Harm.FLAP)
+VERDICT = r"GiveVerdict .*guilty=(True|False)"
 
 
 def checked(seed: int, *harms: Harm, nnodes: int = 6, standbys: int = 6) -> Options:
@@ -85,6 +86,35 @@ def test_who_is_asked_tells_a_cut_cable_from_a_silent_agent() -> None:
     said = told(range(8), Harm.CUT_OFF, Harm.ISOLATE)
     assert "reachable=True" in said
     assert "reachable=False" in said
+
+
+def test_evicted_machines_are_tested_return_and_train_again() -> None:
+    """Wrongly accused ones come back; those that are broken do not, whatever their name is now."""
+    seen: set[str] = set()
+    for seed in range(12):
+        options = checked(seed, Harm.ALERT, Harm.ISOLATE, nnodes=3, standbys=2)
+        policy = msgspec.structs.replace(
+            options.spec.policy, retest_after_s=5.0, evictions_max=3 if seed % 2 else MANY
+        )
+        spec = msgspec.structs.replace(options.spec, policy=policy)
+        often = msgspec.structs.replace(options, spec=spec, harm_every_s=4.0, hosts_again=0.5)
+        lines: list[str] = []
+        assert run(often, lines.append).outcome is Outcome.FINISHED
+        seen |= _what_became(lines)
+    assert seen == {"guilty", "innocent", "trains again", "tested under another name"}
+
+
+def _what_became(lines: list[str]) -> set[str]:
+    said = "\n".join(lines)
+    seen = {"guilty" if guilty == "True" else "innocent" for guilty in re.findall(VERDICT, said)}
+    for machine in re.findall(r"ReturnMachine .*machine=(m\d+)", said):
+        _, _, later = said.partition(f"machine={machine} guilty=False")
+        if re.search(rf"StartRanks .*machine={machine} ", later):
+            seen.add("trains again")
+    for machine, host in re.findall(r"MachineJoined machine=(m\d+) .*host=host-(m\d+) ", said):
+        if machine != host and re.search(rf"TestMachine .*machine={machine} ", said):
+            seen.add("tested under another name")
+    return seen
 
 
 # --- the judges can see --------------------------------------------------------------------------

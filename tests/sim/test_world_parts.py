@@ -153,7 +153,7 @@ def let(ground: Ground, for_s: float) -> None:
 
 def test_a_fork_under_way_does_not_outlive_the_boot_of_its_machine() -> None:
     ground = Ground(draw(0), lambda _: None)
-    machine = Machine(MachineId("m0"), ground)
+    machine = Machine(MachineId("m0"), ground, "host-m0")
     let(ground, 20.0)
     assert machine.launcher_up
     assert machine.agent is not None

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from everstep.core.invariants import Watch
 from tests.transcripts.transcript import Transcript
 
 STORIES = sorted(Path(__file__).parent.glob("*.txt"))
@@ -17,7 +18,7 @@ STORIES = sorted(Path(__file__).parent.glob("*.txt"))
 @pytest.mark.parametrize("story", STORIES, ids=lambda path: path.stem)
 def test_the_core_decides_as_the_story_says(story: Path, request: pytest.FixtureRequest) -> None:
     text = story.read_text()
-    actual = Transcript().run(text)
+    actual = Transcript(Watch()).run(text)
     if request.config.getoption("--rewrite-transcripts"):
         story.write_text(actual)
     assert actual == text

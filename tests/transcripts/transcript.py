@@ -17,6 +17,19 @@ forms, which answer the newest outstanding order of that kind:
         [why=TEXT]                             AlertRaised
     cleared M.. check=C [item=I] [source=S]    AlertCleared
     probed M.. reachable=yes|no|unknown        MachineProbed, of everybody whom M was asked to reach
+    update V [by=NAME] [lazy=SECONDS] [base=V] [includes=V,V] [overlap=N] [untried=yes] [note=TEXT]
+        UpdateRequested, urgent unless lazy, of what is built on the version before it
+    rollback [V] [by=NAME] [note=TEXT]         RollbackRequested
+    held M.. [version=V]                       VersionHeld, of all that M was told to get
+    not_held M.. [version=V] [reason=TEXT]     VersionNotHeld
+    tried M.. [problem=TEXT] [untold=TEXT]     VersionTried
+    compared M.. first=S last=S [compared=N] [differs=RANK:S before=X after=X]   LossesCompared
+    ready M..                                  MachineReady
+
+    tested M.. passed=yes|no|unknown [why=TEXT]    MachineTested
+
+A job with code=V has code versions; machines that join it have those of versions=V,V (none: their
+agents know of none). They have no ready launcher, unless ready=yes.
 
 Blanks are written as underscores in lines, causes and reasons.
 """
@@ -38,10 +51,12 @@ from everstep.actions import (
     RequestMachines,
     StartRanks,
     StopRanks,
+    TestMachine,
 )
 from everstep.agent.log_findings import LogFindings
 from everstep.commands.plan import read_layout
 from everstep.core.controller import ControllerCore
+from everstep.core.invariants import Watch, check_state
 from everstep.diagnosis.words import Category, Verdict
 from everstep.events import (
     AlertCleared,
@@ -55,6 +70,7 @@ from everstep.events import (
     MachineProbed,
     MachineReleased,
     MachinesRequested,
+    MachineTested,
     OutputLines,
     RanksStarted,
     RanksStopped,
@@ -68,6 +84,7 @@ from everstep.health import Alert, Counts, Result
 from everstep.model import (
     NO_STEP,
     CheckpointSpec,
+    CodeSpec,
     Copy,
     Every,
     Generation,
@@ -82,10 +99,12 @@ from everstep.model import (
     Span,
     Step,
     Term,
+    VersionId,
     spans_of,
 )
+from tests.transcripts.code_forms import CODE_FORMS, versions_in
 
-HIDDEN = {"id", "cause", "why", "grace_s", "within_s"}
+HIDDEN = {"id", "cause", "why", "grace_s", "within_s", "sources", "keep"}
 HIDDEN_IF_EMPTY = {
     "slices",
     "whole",
@@ -103,8 +122,10 @@ LONG = 30
 class Transcript:
     """One core and the short forms to talk to it."""
 
-    def __init__(self) -> None:
+    def __init__(self, watch: Watch | None = None) -> None:
+        """`watch` judges all that is told by run()."""
         self.core = ControllerCore()
+        self.watch = watch
         self.readers: dict[MachineId, LogFindings] = {}
 
     def run(self, text: str) -> str:
@@ -119,12 +140,19 @@ class Transcript:
         return "\n".join(out) + "\n"
 
     def _tell(self, words: list[str]) -> Iterator[str]:
+        return map(show, self.told(words))
+
+    def told(self, words: list[str]) -> Iterator[ControllerAction]:
+        """What is decided at the facts of one line."""
         now, fact = float(words[0]), words[1]
         names = [word for word in words[2:] if "=" not in word]
         fields = dict(word.split("=", 1) for word in words[2:] if "=" in word)
         for event in self._events(fact, names, fields):
-            for action in self.core.handle(event, now):
-                yield show(action)
+            actions = self.core.handle(event, now)
+            if self.watch is not None:
+                self.watch.see(event, actions, now)
+                check_state(self.core.state, now)
+            yield from actions
 
     def _events(
         self, fact: str, names: list[str], fields: dict[str, str]
@@ -201,6 +229,7 @@ def _job(run: Transcript, names: list[str], fields: dict[str, str]) -> Iterator[
             local_directory="/local" if "local_disk_every" in fields else "",
             local_disk_every=_every(fields.get("local_disk_every", "0")),
         ),
+        code=CodeSpec(version=VersionId(fields.get("code", "")), roots=("/gpt",)),
         layout=read_layout(fields["layout"], nnodes, nproc) if "layout" in fields else None,
     )
     yield JobSubmitted(spec=spec)
@@ -208,7 +237,10 @@ def _job(run: Transcript, names: list[str], fields: dict[str, str]) -> Iterator[
 
 
 def _join(run: Transcript, names: list[str], fields: dict[str, str]) -> Iterator[ControllerEvent]:
-    """A machine that says generation=G still runs its ranks of that generation."""
+    """A machine that says generation=G still runs its ranks of that generation.
+
+    With `agent` another agent process than before, with `old` one that knows of no code versions.
+    """
     generation = Generation(int(fields.get("generation", "0")))
     for name in names:
         known = run.core.state.machines.get(MachineId(name))
@@ -216,13 +248,15 @@ def _join(run: Transcript, names: list[str], fields: dict[str, str]) -> Iterator
         ranks = run.core.state.job.ranks_of(position) if position is not None else range(0)
         yield MachineJoined(
             machine=MachineId(name),
-            agent=f"agent-{name}",
+            agent=fields.get("agent", f"agent-{name}"),
             address=f"addr-{name}",
             shard_port=int(fields.get("shard_port", "0")),
-            host="host",
+            host=fields.get("host", f"host-{name}"),
             version="0",
             boot_id=fields.get("boot_id", ""),
             units=tuple(unit for unit in fields.get("units", "").split(",") if unit),
+            versions=None if "old" in fields else versions_in(fields.get("versions", "")),
+            ready="ready" in fields,
             generation=generation,
             ranks=tuple(
                 RankStatus(rank=Rank(rank), generation=generation, pid=100 + rank) for rank in ranks
@@ -431,6 +465,18 @@ def _probed(run: Transcript, names: list[str], fields: dict[str, str]) -> Iterat
                 )
 
 
+def _tested(run: Transcript, names: list[str], fields: dict[str, str]) -> Iterator[ControllerEvent]:
+    passed = {"yes": True, "no": False, "unknown": None}[fields["passed"]]
+    for name in names:
+        order = run.order(TestMachine, MachineId(name))
+        yield MachineTested(
+            machine=MachineId(name),
+            action=order.id,
+            passed=passed,
+            why=fields.get("why", "48 checks found nothing").replace("_", " "),
+        )
+
+
 Short = Callable[[Transcript, list[str], dict[str, str]], Iterator[ControllerEvent]]
 
 _SHORT: dict[str, Short] = {
@@ -450,4 +496,6 @@ _SHORT: dict[str, Short] = {
     "alert": _alert,
     "cleared": _cleared,
     "probed": _probed,
+    **CODE_FORMS,
+    "tested": _tested,
 }

@@ -20,6 +20,7 @@ from everstep.agent.checks.registry import CHECKS, make_checks, make_source
 from everstep.agent.checks.runner import Job, Runner
 from everstep.agent.checks.surroundings import Surroundings
 from everstep.agent.log import say
+from everstep.agent.testing import Checked
 from everstep.agent.this_machine import ThisMachine
 from everstep.model import ChecksSpec, UserError
 
@@ -54,6 +55,13 @@ class Checking:
             sources,
             ChecksMemory(machine.here.shm / "checks", boot_id()),
         )
+        self.checked = Checked(
+            checks=checks,
+            here=surroundings.now,
+            directory=machine.here.paths.root,
+            remembered=self.runner.monitor.remembered,
+        )
+        """For tests of this machine."""
 
     async def run(self) -> NoReturn:
         """Until cancelled."""

@@ -10,12 +10,15 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, NamedTuple
 
 from everstep.agent import faults
+from everstep.agent.code import Code, NotHeld
+from everstep.agent.comparing import Comparing
 from everstep.agent.ending import Deadlines, Ending
 from everstep.agent.fetching import NotFetched
+from everstep.agent.gpus import Gpus, Held, by_pid
 from everstep.agent.launching import Launching, NotForked
 from everstep.agent.link import ControllerLink
 from everstep.agent.log import say
@@ -27,8 +30,11 @@ from everstep.agent.port import PortTaken, StorePort
 from everstep.agent.probing import reach
 from everstep.agent.progress import Progress
 from everstep.agent.rank_env import fork_request
+from everstep.agent.saved import Saves
 from everstep.agent.shards import Shards
+from everstep.agent.testing import Testing
 from everstep.agent.this_machine import ThisMachine
+from everstep.agent.trying import try_version
 from everstep.agent.watch import RankWatch, Spawn, Watched
 from everstep.checkpoint import slots
 from everstep.core.agent_io import (
@@ -37,6 +43,8 @@ from everstep.core.agent_io import (
     BackUpShards,
     DoFault,
     DoProbe,
+    DoTest,
+    FetchVersion,
     ForkFailed,
     ForkRanks,
     KillRanks,
@@ -46,8 +54,15 @@ from everstep.core.agent_io import (
     RanksGone,
     RanksRemain,
     SendReport,
+    TryImports,
 )
-from everstep.events import FaultInjected, MachineProbed, MachineReleased, RankExited
+from everstep.events import (
+    FaultInjected,
+    MachineProbed,
+    MachineReleased,
+    MachineTested,
+    RankExited,
+)
 from everstep.keeper import EXIT_RELEASE
 from everstep.model import Copy, Generation, PolicySpec, Rank, Seconds
 from everstep.paths import SHM_ROOT
@@ -69,14 +84,18 @@ class Hands(NamedTuple):
     here: ThisMachine
     memory: Memory
     ranks: RankWatch
+    saves: Saves
     launching: Launching
     ending: Ending
     progress: Progress
+    comparing: Comparing
+    gpus: Gpus
     output: Output
     port: StorePort
     persisting: Persisting
     own_disk: OwnDisk
     shards: Shards
+    code: Code
     link: ControllerLink
 
 
@@ -94,12 +113,22 @@ class Effects:
         """Whether all that is on this machine is being ended: no news, nothing to remember."""
         self.started_at = time.monotonic()
         """When the newest ranks were forked."""
+        self.testing = Testing(())
+        """What this machine is tested with when it was evicted."""
         self._hands = hands
         self._here = hands.here
         self._events = events
         self._post = events.put_nowait
         self._spawn = spawn
         self._work: dict[type[AgentAction], set[asyncio.Task[None]]] = {}
+        self._by_themselves: dict[type[AgentAction], Callable[[Any], Coroutine[Any, Any, None]]] = {
+            DoProbe: self._probe,
+            FetchVersion: self._fetch_version,
+            TryImports: self._try_imports,
+            DoTest: self._test,
+            DoFault: self._do_fault,
+        }
+        """What nothing else ends and nothing else waits for."""
 
     def act(self, action: AgentAction) -> None:
         """Begin it, or do it if it takes no time."""
@@ -118,13 +147,11 @@ class Effects:
         elif isinstance(action, BackUpShards):
             self._cancel(BackUpShards)
             self._begin(BackUpShards, self._back_up(action))
-        elif isinstance(action, DoProbe):
-            self._spawn(self._probe(action))
-        elif isinstance(action, DoFault):
-            self._spawn(self._do_fault(action))
-        else:
+        elif isinstance(action, LeaveMachine):
             self._cancel(KillRanks, PersistShards, BackUpShards)
             self._spawn(self._leave(action))
+        else:
+            self._spawn(self._by_themselves[type(action)](action))
 
     def watch(self, watched: Watched) -> None:
         """From now on this process is one of our ranks."""
@@ -154,7 +181,7 @@ class Effects:
         order = action.order
         try:
             forked = await self._fork_ranks(action)
-        except (NotForked, NotFetched, PortTaken) as error:
+        except (NotForked, NotFetched, NotHeld, PortTaken) as error:
             reason = str(error)
         except OSError as error:
             reason = (
@@ -172,10 +199,11 @@ class Effects:
             self.watch(watched)
 
     async def _fork_ranks(self, action: ForkRanks) -> list[Watched]:
-        """NotForked, NotFetched, PortTaken or OSError if it cannot be done, and says why."""
+        """Says in NotForked, NotFetched, NotHeld, PortTaken or OSError why it cannot be done."""
         order, hands, paths = action.order, self._hands, self._here.paths
         ranks = self._here.ranks_of(order.node_rank)
-        hands.memory.node_rank = order.node_rank
+        places = await hands.code.places(order.version)
+        hands.memory.node_rank, hands.memory.version = order.node_rank, order.version
         if order.node_rank == 0:
             hands.port.hold(order.master_port)
         hands.progress.reserve()
@@ -185,9 +213,10 @@ class Effects:
         await hands.own_disk.drop_newer(order.restore)
         within_s, own_disk = self.policy.fetch_within_s, hands.own_disk.copies
         await hands.shards.make_ready(order, ranks, within_s, own_disk)
+        hands.comparing.begin(order, ranks, self._here.spec.world_size)
         paths.rank_log(order.generation, ranks[0]).parent.mkdir(0o700, parents=True, exist_ok=True)
         hands.output.follow(order.generation, ranks, {})
-        request = fork_request(self._here, order, hands.memory.term, os.environ)
+        request = fork_request(self._here, order, hands.memory.term, os.environ, places)
         reply = await hands.launching.fork(request, self.policy.start_within_s)
         return [
             Watched(each.rank, order.generation, Process(each.pid, each.start_ticks))
@@ -198,14 +227,26 @@ class Effects:
 
     async def _kill(self, action: KillRanks) -> None:
         hands = self._hands
+        await self._wait_for_saves(action)
         await self._end_fork()
+        deadline = asyncio.get_running_loop().time() + action.within_s
         deadlines = Deadlines(action.grace_s, action.within_s)
         left = await hands.ending.prove_gone(action.generation, deadlines)
         await hands.ranks.all_told()
-        if left:
-            pids = tuple(process.pid for process in left)
-            self._post(RanksRemain(action=action.id, generation=action.generation, pids=pids))
+        held = Held(tuple(process.pid for process in left))
+        if not left:
+            held = await hands.gpus.freed(by_pid(hands.ending.ended), deadline)
+        if left or held.why:
+            self._post(
+                RanksRemain(
+                    action=action.id,
+                    generation=action.generation,
+                    pids=held.pids,
+                    reason=held.why,
+                )
+            )
             return
+        hands.ending.ended.clear()
         await hands.shards.idle()
         await hands.own_disk.look()
         finished = hands.progress.finished(action.generation, time.monotonic_ns())
@@ -222,6 +263,14 @@ class Effects:
             )
         )
 
+    async def _wait_for_saves(self, action: KillRanks) -> None:
+        """Nothing is wrong, so let what ranks have finished be saved, if they save at all."""
+        if action.saved_within_s > 0:
+            hands = self._hands
+            older = {w.process.pid for w in hands.ranks.running if w.generation < action.generation}
+            beats = [beat for beat in hands.progress.all() if beat.pid in older and beat.attached]
+            await hands.saves.caught_up(beats, action.saved_within_s)
+
     async def _end_fork(self) -> None:
         """A fork under way is awaited, so that its ranks are known; one that hangs is given up."""
         await self._hands.launching.settle()
@@ -236,6 +285,7 @@ class Effects:
         await self._end_fork()
         left = await hands.ending.prove_gone(ALL, Deadlines(0.0, self.policy.gone_within_s))
         hands.shards.close()
+        await hands.code.remove_all()
         slots.remove_all(self._here.shm)
         await hands.own_disk.remove_all()
         if left:
@@ -270,6 +320,24 @@ class Effects:
                 target=order.target,
                 reachable=tried.reachable,
                 why=tried.why,
+            )
+        )
+
+    async def _fetch_version(self, action: FetchVersion) -> None:
+        self._post(await self._hands.code.hold(action.order, self._hands.memory.version))
+
+    async def _try_imports(self, action: TryImports) -> None:
+        hands = self._hands
+        self._post(await try_version(self._here, action.order, hands.code, hands.launching))
+
+    async def _test(self, action: DoTest) -> None:
+        tested = await self.testing.test(action.order.within_s)
+        self._post(
+            MachineTested(
+                machine=self._here.setup.machine,
+                action=action.id,
+                passed=tested.passed,
+                why=tested.why,
             )
         )
 

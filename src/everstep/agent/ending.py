@@ -54,6 +54,9 @@ class Ending:
         """Every rank seen that is not proven gone with all its session."""
         self._strays: set[Process] = set()
         """No ranks, whoever their parent is."""
+        self.ended: set[Process] = set()
+        """Ranks, and what they started, that were ended or have ended since it was last emptied.
+        """
 
     def spare(self, processes: Iterable[Process]) -> None:
         """These are not to be ended, although they are the keeper's children."""
@@ -73,12 +76,14 @@ class Ending:
         while doomed := self._doomed(generation):
             if clock() >= deadline:
                 return doomed
+            self.ended.update(doomed)
             for process in doomed:
                 with contextlib.suppress(PermissionError):  # another user's: it will be left
                     send_signal(process, signal.SIGKILL)
             wait_s = min(LOOK_AGAIN_S, max(0.0, deadline - clock()))
             await asyncio.to_thread(wait_gone, doomed, wait_s)
         kept = {watched.process for watched in self._ranks.running}
+        self.ended |= self._leaders - kept
         self._leaders &= kept
         return []
 

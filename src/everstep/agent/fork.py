@@ -1,9 +1,10 @@
-"""What the agent asks of the launcher: fork all ranks of one generation. Messages and framing.
+"""What the agent asks of the launcher: fork ranks, or try a code version. Messages and framing.
 
 One connection on the launcher's Unix socket carries one request: the launcher greets when it is
 ready to work (so the agent knows that a silent connection was lost to a launcher that died before
-it did anything), the agent sends a ForkRequest, the launcher answers with a ForkReply. Every
-message is msgpack behind its length in four bytes.
+it did anything), the agent sends a ForkRequest, the launcher answers with a ForkReply. A TryRequest
+is answered with a TryReply by the process that the launcher forked for it. Every message is msgpack
+behind its length in four bytes.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
-from everstep.model import EverstepError, Rank, Value
+from everstep.agent.placing import Places
+from everstep.model import EverstepError, Rank, Seconds, Value, VersionId
 
-GREETING = b"everstep launcher 1\n"
+GREETING = b"everstep launcher 2\n"
 """Sent by the launcher when it takes a connection."""
 MESSAGE_BYTES_MAX = 64 << 20
 """A longer message is garbage: environments of a few hundred ranks fit many times."""
@@ -42,7 +44,7 @@ class RankPlan(Value, frozen=True, kw_only=True):
     """File that takes standard output and error, appended to."""
 
 
-class ForkRequest(Value, frozen=True, kw_only=True):
+class ForkRequest(Value, frozen=True, kw_only=True, tag=True):
     """Everything about the local ranks of one generation."""
 
     generation: int
@@ -54,6 +56,43 @@ class ForkRequest(Value, frozen=True, kw_only=True):
     heartbeat: str
     """File of the heartbeat slots."""
     ranks: tuple[RankPlan, ...]
+    places: Places = ()
+    """Where the code version lies, if not in its source roots."""
+
+
+class TryRequest(Value, frozen=True, kw_only=True, tag=True):
+    """Import what the script of a code version imports, in a process that then ends."""
+
+    version: VersionId
+    command: tuple[str, ...]
+    module: bool
+    working_dir: str
+    roots: tuple[str, ...]
+    """Where the version's roots lie."""
+    places: Places
+    files: tuple[str, ...]
+    """All of its files below these."""
+    to_compile: tuple[str, ...]
+    """Those that must be sound Python, imported or not."""
+    within_s: Seconds
+    beside_ranks: bool
+    """Let it see no GPU, and ask for the processor last."""
+
+
+class TryReply(Value, frozen=True, kw_only=True, tag=True):
+    """As VersionTried has it."""
+
+    problem: str = ""
+    detail: str = ""
+    untold: str = ""
+    elsewhere: tuple[str, ...] = ()
+    took_s: Seconds = 0.0
+
+
+class Trying(Value, frozen=True, kw_only=True, tag=True):
+    """What a trial does next, as a clause: if it ends without a reply, that is what ended it."""
+
+    what: str
 
 
 class Forked(Value, frozen=True, kw_only=True):
@@ -73,7 +112,9 @@ class ForkReply(Value, frozen=True, kw_only=True):
     problem: str = ""
 
 
-_Message = TypeVar("_Message", ForkRequest, ForkReply, Forked)
+_Message = TypeVar("_Message", bound=Value)
+Request = ForkRequest | TryRequest
+_REQUESTS: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
 
 
 class Readable(Protocol):
@@ -82,7 +123,7 @@ class Readable(Protocol):
     def read(self, size: int, /) -> bytes | None: ...
 
 
-def frame(message: ForkRequest | ForkReply | Forked) -> bytes:
+def frame(message: Value) -> bytes:
     body = msgspec.msgpack.encode(message)
     return LENGTH.pack(len(body)) + body
 
@@ -107,8 +148,21 @@ def length_of(header: bytes) -> int:
 
 def read(stream: Readable, of: type[_Message]) -> _Message:
     """The next message of a blocking stream. MessageBroken if there is none."""
+    return parse(_body(stream), of)
+
+
+def read_request(stream: Readable) -> Request:
+    """What an agent asks. MessageBroken if it asks nothing."""
+    body = _body(stream)
+    try:
+        return _REQUESTS.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise MessageBroken(f"{len(body)} bytes came that are no request: {error}") from None
+
+
+def _body(stream: Readable) -> bytes:
     length = length_of(stream.read(LENGTH.size) or b"")
     body = stream.read(length) or b""
     if len(body) != length:
         raise MessageBroken(f"the connection ended after {len(body)} of {length} bytes")
-    return parse(body, of)
+    return body

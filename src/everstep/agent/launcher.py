@@ -3,6 +3,7 @@
 Run as `python -P -m everstep.agent.launcher MACHINE_JSON` by the keeper. It serves one request at
 a time on a Unix socket, knows nothing of controllers or of what it forked before, and keeps no
 state: it may be killed at any moment, and ranks that run are not its children but the keeper's.
+It forks the trials of code versions too (trial.py), which answer for themselves.
 
 A request ends in one of two ways: in the launcher with the reply, and in each new rank with the
 return of `serve` and then of `main`, so that nothing but this module's last line is below the
@@ -22,8 +23,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, NoReturn
 
-from everstep.agent import fork, rank_main, warm
-from everstep.agent.fork import Forked, ForkReply, ForkRequest, NothingCame, RankPlan
+from everstep.agent import fork, placing, rank_main, trial, warm
+from everstep.agent.fork import (
+    Forked,
+    ForkReply,
+    ForkRequest,
+    NothingCame,
+    RankPlan,
+    TryReply,
+    TryRequest,
+)
 from everstep.agent.parking import Parking, Woken
 from everstep.agent.rank_main import Program
 from everstep.agent.this_machine import ThisMachine
@@ -56,6 +65,7 @@ def serve(path: Path, env: dict[str, str], ahead: int) -> Program:
     listener = _listen(path)
     parking = Parking()
     while True:
+        _reap()
         woken = _park_when_idle(listener, parking, ahead)
         if woken is not None:
             rank = NewRank(woken.request.ranks[woken.number], woken.report)
@@ -110,11 +120,13 @@ class _RankOf(NamedTuple):
 
 def _answer(
     connection: socket.socket, stream: BinaryIO, env: dict[str, str], parking: Parking
-) -> ForkReply | _RankOf | None:
+) -> ForkReply | TryReply | _RankOf | None:
     """What to reply, if anything; or, in the process of a new rank, which one it is."""
     try:
         connection.sendall(fork.GREETING)
-        request = fork.read(stream, ForkRequest)
+        request = fork.read_request(stream)
+        if isinstance(request, TryRequest):
+            return _start_trial(connection, request, env)
         check(request, env)
         if parking.ready(len(request.ranks)) and not request.no_fork and not request.no_python:
             return parking.wake(request)
@@ -126,6 +138,31 @@ def _answer(
     except OSError as error:
         return ForkReply(problem=f"The launcher failed: {error}.")
     return forked if isinstance(forked, ForkReply) else _RankOf(forked, request)
+
+
+def _start_trial(
+    connection: socket.socket, request: TryRequest, env: dict[str, str]
+) -> TryReply | None:
+    """Fork it and let it answer, so that we are free at once. A reply if it cannot be.
+
+    A process in between makes it the keeper's, which is what ends what an agent no longer knows.
+    """
+    if (reason := warm.why_not_to_fork()) is not None:
+        return TryReply(untold=reason)
+    if os.fork() == 0:
+        try:
+            if os.fork() == 0:
+                trial.supervise(connection.fileno(), request, env, _close_inherited)
+        finally:
+            os._exit(0)  # whatever happened: never back into the launcher's loop
+    return None
+
+
+def _reap() -> None:
+    """Those in between, which nobody waits for."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
 
 
 def check(request: ForkRequest, env: dict[str, str]) -> None:
@@ -140,7 +177,7 @@ def check(request: ForkRequest, env: dict[str, str]) -> None:
         if shutil.which(program, path=env.get("PATH")) is None:
             raise UserError(f"The program {target} was not found {where} or is not executable.")
     elif not request.module:
-        script = there / target
+        script = Path(placing.moved(str(there / target), request.places))
         if not script.exists():
             raise UserError(f"The script {script} does not exist {where}.")
         if not os.access(script, os.R_OK):
@@ -216,7 +253,7 @@ def _close_inherited(*keep: int) -> None:
                 os.close(fd)
 
 
-def _reply(connection: socket.socket, reply: ForkReply | None) -> None:
+def _reply(connection: socket.socket, reply: ForkReply | TryReply | None) -> None:
     if reply is None:
         return
     try:

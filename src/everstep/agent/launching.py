@@ -10,15 +10,26 @@ import asyncio
 import contextlib
 import signal
 from pathlib import Path
+from typing import TypeVar
 
 from everstep.agent import fork
-from everstep.agent.fork import ForkReply, ForkRequest, MessageBroken
+from everstep.agent.fork import (
+    ForkReply,
+    ForkRequest,
+    MessageBroken,
+    Request,
+    TryReply,
+    TryRequest,
+)
 from everstep.model import EverstepError, Seconds
 from everstep.processes import read_pid_file, send_signal
 
 RETRY_S: Seconds = 0.02
 SETTLE_S: Seconds = 2.0
 """Time for a fork under way to end before the launcher is killed; it takes some 50 ms."""
+TRIED_LATE_S: Seconds = 5.0
+"""After its time, for a trial to be ended and to say so."""
+_Reply = TypeVar("_Reply", ForkReply, TryReply)
 
 
 class NotForked(EverstepError):
@@ -40,7 +51,7 @@ class Launching:
                 async with asyncio.timeout(within_s):
                     reader, writer = await self._connect()
                     with contextlib.closing(writer):
-                        reply = await _ask(reader, writer, request)
+                        reply = await _ask(reader, writer, request, ForkReply)
             except TimeoutError:
                 raise NotForked(
                     f"the launcher did not answer within {within_s:g} s: see launcher.log in"
@@ -69,6 +80,26 @@ class Launching:
         except (OSError, MessageBroken):
             return  # it is not there, or died now
 
+    async def wait_warm(self) -> None:
+        """Return when the launcher is ready to work."""
+        _, writer = await self._connect()
+        writer.close()
+
+    async def attempt(self, request: TryRequest) -> TryReply:
+        """Raises NotForked. The launcher is free meanwhile, and so are we: starts do not wait.
+
+        The process that tries ends with this connection, and soon after the request's time.
+        """
+        try:
+            async with asyncio.timeout(request.within_s + TRIED_LATE_S):
+                reader, writer = await self._connect()
+                with contextlib.closing(writer):
+                    return await _ask(reader, writer, request, TryReply)
+        except TimeoutError:
+            raise NotForked(f"the launcher did not try it within {request.within_s:g} s") from None
+        except (OSError, MessageBroken) as error:
+            raise NotForked(f"the process that tried it was ended ({error})") from None
+
     async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         while True:
             with contextlib.suppress(OSError, MessageBroken):
@@ -91,12 +122,15 @@ class Launching:
 
 
 async def _ask(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: ForkRequest
-) -> ForkReply:
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    request: Request,
+    kind: type[_Reply],
+) -> _Reply:
     writer.write(fork.frame(request))
     await writer.drain()
     try:
         header = await reader.readexactly(fork.LENGTH.size)
-        return fork.parse(await reader.readexactly(fork.length_of(header)), ForkReply)
+        return fork.parse(await reader.readexactly(fork.length_of(header)), kind)
     except asyncio.IncompleteReadError:
         raise MessageBroken("the connection ended") from None

@@ -21,9 +21,8 @@ from everstep.agent.log import say
 from everstep.agent.this_machine import ThisMachine
 from everstep.core.agent_io import ControllerConnected, ControllerDisconnected, OrderReceived
 from everstep.events import UNJOURNALLED, Report
-from everstep.files import FileUnreadable, read_json
+from everstep.files import FileUnreadable
 from everstep.model import EverstepError, Seconds, Term
-from everstep.paths import Endpoint
 from everstep.wire import Bare, Data, Hello, Refused, Welcome, WireError
 
 RETRY_FIRST_S: Seconds = 0.05
@@ -136,7 +135,7 @@ class ControllerLink:
     async def _one_connection(self) -> None:
         """Returns or raises when the connection has ended."""
         async with connect(
-            f"{self._url().replace('http', 'ws', 1)}/v1/agent",
+            f"{self._here.controller_url().replace('http', 'ws', 1)}/v1/agent",
             additional_headers={
                 "Authorization": f"Bearer {self._here.job.token.read_text().strip()}"
             },
@@ -159,11 +158,6 @@ class ControllerLink:
                 raise problems.exceptions[0] from None
             finally:
                 self._end()
-
-    def _url(self) -> str:
-        if self._here.setup.endpoint_url is not None:
-            return self._here.setup.endpoint_url
-        return read_json(self._here.job.endpoint, Endpoint).url
 
     async def _greet(self, socket: ClientConnection) -> Welcome:
         """Say hello; the controller's welcome if it is one to listen to, else NotWelcome."""

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import msgspec
 
-from everstep.model import NO_GENERATION, Generation, NodeRank, Rank, Term
+from everstep.agent.checks.memory import KeptChild
+from everstep.model import NO_GENERATION, NO_VERSION, Generation, NodeRank, Rank, Term, VersionId
 
 
 class Memory(msgspec.Struct, kw_only=True):
@@ -23,12 +24,18 @@ class Memory(msgspec.Struct, kw_only=True):
     """Newest that was ordered."""
     node_rank: NodeRank | None = None
     """Position at the newest start of ranks."""
+    version: VersionId = NO_VERSION
+    """Code version at the newest start of ranks: what they import late must not be removed."""
     told: list[Rank] = []
     """Ranks of `generation` whose end the controller has acknowledged."""
     store_port: int = 0
     """Port held for rank 0's store of `generation`."""
     shard_port: int = 0
     """Where the shard server listened: peers that were told of it try it again."""
+    idle_gpus: dict[str, float] = {}
+    """Mebibytes in use of each GPU, by PCI address, before ranks started here."""
+    gpus_child: KeptChild | None = None
+    """The process that asks the driver who uses them, if there is one."""
     shown: dict[Rank, int] = {}
     """Bytes of each rank's log of `generation` that were sent to the controller."""
 
@@ -39,6 +46,11 @@ class MemoryFile:
     def __init__(self, shm: Path) -> None:
         self._path = shm / "agent"
         self._written = b""
+
+    @property
+    def there(self) -> bool:
+        """Whether there was an agent here since the host booted."""
+        return self._path.exists()
 
     def read(self) -> Memory:
         """What the predecessor left, or a blank one."""

@@ -12,8 +12,9 @@ import msgspec
 
 from everstep.actions import StartRanks
 from everstep.agent.fork import ForkRequest, RankPlan
+from everstep.agent.placing import CODE_VERSION, Places
 from everstep.agent.this_machine import ThisMachine
-from everstep.model import Rank, Term
+from everstep.model import NO_VERSION, Rank, Term
 from everstep.trainer.context import VARIABLE, AttachContext
 
 ROLE = "default"
@@ -25,16 +26,23 @@ _UNLESS_SET = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
 
 
 def fork_request(
-    here: ThisMachine, order: StartRanks, term: Term, base: Mapping[str, str]
+    here: ThisMachine,
+    order: StartRanks,
+    term: Term,
+    base: Mapping[str, str],
+    places: Places = (),
 ) -> ForkRequest:
-    """What the launcher must do to carry out this order. `base` is this machine's environment."""
+    """What the launcher must do to carry out this order. `base` is this machine's environment,
+    `places` says where the order's code version lies.
+    """
     spec = here.spec
     defaults = _defaults(here, base)
+    code = {CODE_VERSION: str(order.version)} if order.version != NO_VERSION else {}
     plans = [
         RankPlan(
             rank=rank,
             slot=slot,
-            env=defaults | _env(here, order, rank) | _attach(here, order, rank, term),
+            env=defaults | _env(here, order, rank) | code | _attach(here, order, rank, term),
             log=str(here.paths.rank_log(order.generation, rank)),
         )
         for slot, rank in enumerate(here.ranks_of(order.node_rank))
@@ -48,6 +56,7 @@ def fork_request(
         working_dir=spec.working_dir,
         heartbeat=str(here.heartbeat),
         ranks=tuple(plans),
+        places=places,
     )
 
 

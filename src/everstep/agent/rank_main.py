@@ -25,7 +25,9 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import NamedTuple
 
+from everstep.agent import placing
 from everstep.agent.fork import Forked, ForkRequest, RankPlan
+from everstep.agent.placing import Places
 from everstep.agent.store import await_store
 from everstep.processes import identify
 from everstep.trainer.heartbeat import Heartbeat, SlotWriter
@@ -41,6 +43,8 @@ class Program(NamedTuple):
     command: tuple[str, ...]
     """Script (or module name) and arguments."""
     module: bool
+    places: Places = ()
+    """Where its code version lies, if not in its source roots."""
 
 
 # --- from a fork of the launcher to a rank -------------------------------------------------------
@@ -53,11 +57,12 @@ def become_rank(request: ForkRequest, plan: RankPlan, env: dict[str, str]) -> Fo
     """
     os.setsid()
     forked = _write_identity(request, plan)
-    _reset_signals()
+    reset_signals()
     _redirect_output(plan.log)
     os.environ.clear()
     os.environ.update(env)
     os.chdir(request.working_dir)
+    placing.move_pythonpath(request.places)
     return forked
 
 
@@ -66,6 +71,8 @@ def start_program(request: ForkRequest) -> Program:
     if request.no_python:
         os.execvp(request.command[0], request.command)
     if request.no_fork:
+        if request.places:
+            os.environ[placing.PLACED] = placing.packed(request.places)
         fresh = [sys.executable, "-P", "-m", __name__, *(["-m"] if request.module else [])]
         os.execv(sys.executable, [*fresh, *request.command])
     _reseed()
@@ -73,7 +80,7 @@ def start_program(request: ForkRequest) -> Program:
     await_store()
     # The launcher may have been somewhere else when it imported multiprocessing.
     multiprocessing.process.ORIGINAL_DIR = os.getcwd()  # type: ignore[attr-defined]
-    return Program(request.command, request.module)
+    return Program(request.command, request.module, request.places)
 
 
 def _write_identity(request: ForkRequest, plan: RankPlan) -> Forked:
@@ -89,7 +96,7 @@ def _write_identity(request: ForkRequest, plan: RankPlan) -> Forked:
     return Forked(rank=plan.rank, pid=me.pid, start_ticks=me.start_ticks)
 
 
-def _reset_signals() -> None:
+def reset_signals() -> None:
     """As in a new interpreter, whatever the launcher's packages installed."""
     for number in signal.valid_signals():
         if number in (signal.SIGKILL, signal.SIGSTOP):
@@ -151,8 +158,9 @@ def run_program(program: Program) -> None:
     if reconfigure is not None:
         # A log is read while it grows: by people, and after a kill.
         reconfigure(line_buffering=True)
+    program = _in_its_place(program)
     sys.orig_argv = [sys.executable, *(["-m"] if program.module else []), *program.command]
-    main = _new_main()
+    main = new_main()
     try:
         if program.module:
             _run_module(program)
@@ -166,7 +174,25 @@ def run_program(program: Program) -> None:
         raise
 
 
-def _new_main() -> ModuleType:
+def _in_its_place(program: Program) -> Program:
+    """Have sys.path and the script's path point into the code version, if it is not in place."""
+    places = program.places
+    if not places:
+        return program
+    placing.forget_modules(places)
+    sys.path[:] = placing.move_paths(sys.path, places)
+    if program.module:
+        return program
+    script, *arguments = program.command
+    return program._replace(command=(placing.moved(absolute(script), places), *arguments))
+
+
+def absolute(script: str) -> str:
+    """Its path as Python has it in __file__: not in its shortest form."""
+    return script if script.startswith("/") else f"{os.getcwd()}/{script}"
+
+
+def new_main() -> ModuleType:
     main = ModuleType("__main__")
     if sys.version_info < (3, 14):
         vars(main)["__annotations__"] = {}
@@ -179,14 +205,13 @@ def _new_main() -> ModuleType:
 
 def _run_module(program: Program) -> None:
     sys.argv = ["-m", *program.command[1:]]
-    sys.path.insert(0, os.getcwd())
+    sys.path.insert(0, placing.moved(os.getcwd(), program.places))
     # The function behind `python -m` itself: same messages, same frames in tracebacks.
     runpy._run_module_as_main(program.command[0])  # type: ignore[attr-defined]  # noqa: SLF001
 
 
 def _run_script(program: Program, main: ModuleType) -> None:
-    script = program.command[0]
-    path = script if script.startswith("/") else f"{os.getcwd()}/{script}"
+    path = absolute(program.command[0])
     sys.argv = list(program.command)
     if pkgutil.get_importer(path) is not None:
         # A directory or zip file with a __main__.py.
@@ -252,5 +277,6 @@ def _write_error_file(error: BaseException) -> None:
 
 
 if __name__ == "__main__":
-    as_module = sys.argv[1] == "-m"
-    run_program(Program(tuple(sys.argv[1 + as_module :]), module=as_module))
+    _as_module = sys.argv[1] == "-m"
+    _places = placing.unpacked(os.environ.pop(placing.PLACED, "[]"))
+    run_program(Program(tuple(sys.argv[1 + _as_module :]), _as_module, _places))

@@ -1,4 +1,4 @@
-"""Waits until this machine's ranks have saved a step: for the disk tier and for the backups.
+"""Waits until this machine's ranks have saved a step: for the disk tier, for backups, for a stop.
 
 The ranks may be alive (then the step may still be to come) or dead (then it is there or never will
 be). Slots are looked at, never written; keeping them is the caller's matter (checkpoint/pins.py).
@@ -7,11 +7,13 @@ be). Slots are looked at, never written; keeping them is the caller's matter (ch
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from everstep.checkpoint import slots
 from everstep.model import EverstepError, Generation, Rank, Seconds, Step
+from everstep.trainer.heartbeat import Heartbeat
 
 LOOK_EVERY_S: Seconds = 0.02
 SAVED_WITHIN_S: Seconds = 600.0
@@ -55,3 +57,31 @@ class Saves:
             if asyncio.get_running_loop().time() > deadline:
                 raise NotSaved(f"rank {rank} did not save step {step} within {SAVED_WITHIN_S:g} s")
             await asyncio.sleep(LOOK_EVERY_S)
+
+    async def caught_up(self, beats: Sequence[Heartbeat], within_s: Seconds) -> None:
+        """Return when each of these ranks has saved the step that its slot says it has finished, or
+        one after it; or after this time. A rank that does not save so often is not waited for.
+        """
+        deadline = asyncio.get_running_loop().time() + within_s
+        while any(self._still_saves(beat) for beat in beats):
+            if asyncio.get_running_loop().time() > deadline or not self._any_rank_runs():
+                return
+            await asyncio.sleep(LOOK_EVERY_S)
+
+    def _still_saves(self, beat: Heartbeat) -> bool:
+        saved = [
+            copy.step
+            for copy in slots.inventory(self._shm, [Rank(beat.rank)])
+            if copy.generation == beat.generation
+        ]
+        return next_save(saved) <= beat.step
+
+
+def next_save(saved: Sequence[Step]) -> int:
+    """The step that is saved next by a rank that holds copies of these, in order. One that has
+    saved nothing may never do.
+    """
+    if not saved:
+        return sys.maxsize
+    apart = saved[-1] - saved[-2] if len(saved) > 1 else 1
+    return saved[-1] + apart

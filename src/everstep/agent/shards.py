@@ -1,4 +1,4 @@
-"""All that this agent has to do with the memory of peers: its server, its backups, its fetches.
+"""All that this agent has to do with its peers: its server, its backups, its fetches, their client.
 
 Put together for effects.py and shell.py. Everything that transfers runs in threads of its own; a
 hung peer costs a thread and no more.
@@ -21,12 +21,20 @@ from everstep.agent.transfer.identity import Identity
 from everstep.agent.transfer.listening import address_of, bind
 from everstep.agent.transfer.server import ShardServer
 from everstep.checkpoint.tier import tier_at
+from everstep.code.store import CodeStore
 from everstep.events import BackupFailed, StepBackedUp
-from everstep.model import Copy, EverstepError, Generation, Published, Rank, Seconds
+from everstep.model import (
+    Copy,
+    EverstepError,
+    Generation,
+    Published,
+    Rank,
+    Seconds,
+)
 
 
 class Shards:
-    """Of one agent. Without backups in the job there is no server, and the port is 0."""
+    """Of one agent. Where nothing can be shared there is no server, and the port is 0."""
 
     def __init__(
         self,
@@ -39,18 +47,23 @@ class Shards:
         """`port`: where a former agent of this machine listened, 0 for none; `busy`: whether a rank
         communicates, so that backups yield. Raises OSError.
         """
-        token = here.job.token.read_bytes().strip() if here.spec.backs_up else b""
-        me = Identity(token, here.spec.uid, here.setup.machine)
-        client = Client(me)
-        self._directory = here.spec.checkpoint.directory
-        self._desk = Desk(me, here.shm)
+        spec = here.spec
+        serves = spec.backs_up or (spec.nnodes > 1 and bool(spec.code.roots))
+        token = here.job.token.read_bytes().strip() if serves else b""
+        me = Identity(token, spec.uid, here.setup.machine)
+        self.client = client = Client(me)
+        self.code_store = CodeStore(here.paths.code)
+        """Of which code versions are given to peers."""
+        self._directory = spec.checkpoint.directory
+        self._backs_up = spec.backs_up
+        self._desk = Desk(me, here.shm, self.code_store)
         self._kept = self._desk.kept
         self._backing_up = BackingUp(here, saves, client, step_s, busy)
         self._fetching = Fetching(here, client)
         self._server: ShardServer | None = None
         self.address = here.setup.address
         """Where peers reach the server."""
-        if here.spec.backs_up:
+        if serves:
             self.address = _address(here)
             self._server = ShardServer(bind(self.address, port, say), self._desk, say)
 
@@ -95,7 +108,7 @@ class Shards:
             if not wanted.issubset(own_disk) and not await self._published(order):
                 raise
             say(f"{error}; the ranks read it from disk instead")
-        if self._server is not None:
+        if self._backs_up:
             self._backing_up.keep_restored(ranks, order.restore)
 
     async def _published(self, order: StartRanks) -> bool:

@@ -17,8 +17,11 @@ from everstep.agent.adoption import adopt
 from everstep.agent.checking import Checking, Machine
 from everstep.agent.checks.kernel.kmsg import boot_id
 from everstep.agent.checks.monitor import Said
+from everstep.agent.code import Code
+from everstep.agent.comparing import Comparing
 from everstep.agent.effects import Effects, Hands
 from everstep.agent.ending import Ending
+from everstep.agent.gpus import Gpus
 from everstep.agent.groups import read_groups
 from everstep.agent.launching import Launching
 from everstep.agent.link import ControllerLink
@@ -34,6 +37,7 @@ from everstep.agent.port import PortTaken, StorePort
 from everstep.agent.progress import Progress
 from everstep.agent.saved import Saves
 from everstep.agent.shards import Shards
+from everstep.agent.testing import Testing, all_checks
 from everstep.agent.this_machine import ThisMachine
 from everstep.agent.watch import RankWatch
 from everstep.core.agent import AgentCore
@@ -47,7 +51,7 @@ from everstep.core.agent_io import (
     OrderReceived,
     SlotsRead,
 )
-from everstep.events import MachineJoined, OutputLines, RankExited, TimerFired
+from everstep.events import MachineJoined, MachineReady, OutputLines, RankExited, TimerFired
 from everstep.model import NO_GENERATION, NO_STEP, Generation, NodeRank, Seconds
 from everstep.wire import Welcome
 
@@ -66,6 +70,7 @@ class AgentShell:
         self._id = os.urandom(8).hex()
         self._events: asyncio.Queue[AgentEvent] = asyncio.Queue()
         self._look_now = asyncio.Event()
+        self._ready = False
         self._log_numbers = LogNumbers()
         self._log_findings = LogFindings(here.setup.machine, here.spec.world_size)
         self._groups_of = NO_GENERATION
@@ -77,7 +82,10 @@ class AgentShell:
         self._checking = Checking(
             Machine(here=here, environ=os.environ, pids=self._pids, tell=self._checks_say)
         )
+        self._effects.testing = Testing([all_checks(self._checking.checked)])
         self._hands.ending.spare(self._checking.runner.left_behind)
+        child = self._hands.memory.gpus_child
+        self._hands.ending.spare([] if child is None else [child.process])
 
     def _make_hands(self) -> Hands:
         here, memory = self._here, self._memory_file.read()
@@ -86,18 +94,23 @@ class AgentShell:
         saves = Saves(here.shm, lambda: bool(ranks.running))
         own_disk = OwnDisk(here)
         launching = Launching(here.paths.launcher_socket, here.paths.pid_file("launcher"))
+        shards = Shards(here, saves, self._step_s, memory.shard_port, progress.communicating)
         return Hands(
             here=here,
             memory=memory,
             ranks=ranks,
+            saves=saves,
             launching=launching,
             ending=Ending(here, ranks, launching),
             progress=progress,
+            comparing=Comparing(here.shm, here.setup.machine),
+            gpus=Gpus(here, memory, lambda: not ranks.running),
             output=Output(here),
             port=StorePort(),
             persisting=Persisting(here, saves, own_disk),
             own_disk=own_disk,
-            shards=Shards(here, saves, self._step_s, memory.shard_port, progress.communicating),
+            shards=shards,
+            code=Code(here, shards.client, shards.code_store),
             link=ControllerLink(here, self._id, memory.term, self),
         )
 
@@ -106,12 +119,16 @@ class AgentShell:
         # A former agent's fork may be under way: only its ranks' slots tell of it.
         await self._hands.launching.settle()
         await self._hands.own_disk.look()
+        await self._hands.code.look(closely=not self._memory_file.there)
         self._adopt()
         self._tasks.create_task(asyncio.to_thread(self._log_findings.prepare))
         await listen(self._here.paths.notice_socket, self._look_now.set)
         for watching in (self._hands.link.run(), self._look_at_slots(), self._follow_output()):
             self._tasks.create_task(watching)
         self._tasks.create_task(self._checking.run())
+        self._tasks.create_task(self._get_ready())
+        self._tasks.create_task(self._hands.code.look_ahead())
+        self._tasks.create_task(self._hands.gpus.get_ready())
         with contextlib.closing(self._hands.shards):
             while True:
                 await self._take_one()
@@ -135,6 +152,14 @@ class AgentShell:
         except TimeoutError:
             self._events.put_nowait(TimerFired())
             return self._events.get_nowait()
+
+    async def _get_ready(self) -> None:
+        """A controller that is there is told; any later one sees it in MachineJoined."""
+        await self._hands.launching.wait_warm()
+        await self._checking.runner.looked.wait()
+        self._ready = True
+        if self._hands.link.connected:
+            self._hands.link.send(MachineReady(machine=self._here.setup.machine))
 
     # --- from one agent of this machine to the next ---
 
@@ -176,6 +201,7 @@ class AgentShell:
         """First of all, say what this machine is and what runs on it."""
         setup = self._here.setup
         self._core.policy = self._effects.policy = welcome.policy
+        self._hands.code.submitted(welcome.code)
         self._hands.link.send(
             MachineJoined(
                 machine=setup.machine,
@@ -193,6 +219,8 @@ class AgentShell:
                 node_rank=None if setup.node_rank is None else NodeRank(setup.node_rank),
                 boot_id=boot_id(),
                 units=setup.units,
+                versions=self._hands.code.versions,
+                ready=self._ready,
             )
         )
         self._events.put_nowait(event)
@@ -249,6 +277,7 @@ class AgentShell:
                     self._look_at_groups(seen)
                     self._events.put_nowait(seen)
                     self._look_at_numbers(seen.generation)
+                    self._look_at_losses(seen.generation)
             pause_s = progress.pause_s(seen, time.monotonic() - self._effects.started_at)
             self._look_now.clear()
             with contextlib.suppress(TimeoutError):
@@ -261,6 +290,12 @@ class AgentShell:
             numbers = self._log_numbers.take(generation)
         if numbers is not None and (numbers.numbers or numbers.bad or numbers.differs):
             self._events.put_nowait(numbers)
+
+    def _look_at_losses(self, generation: Generation) -> None:
+        """Of steps that are done again."""
+        compared = self._hands.comparing.look(generation, self._hands.progress.of(generation))
+        if compared is not None:
+            self._events.put_nowait(compared)
 
     def _look_at_groups(self, slots: SlotsRead) -> None:
         """Told before the step is: so the layout is known before the first backup is placed."""

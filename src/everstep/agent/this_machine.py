@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from everstep.files import read_json
 from everstep.model import JobId, JobSpec, NodeRank, Rank
-from everstep.paths import JobPaths, MachinePaths, MachineSetup, local_disk_dir, shm_dir
+from everstep.paths import Endpoint, JobPaths, MachinePaths, MachineSetup, local_disk_dir, shm_dir
 
 
 class ThisMachine(NamedTuple):
@@ -35,6 +35,12 @@ class ThisMachine(NamedTuple):
             paths=MachinePaths(machine_json.parent),
             shm=shm_dir(setup.job, setup.uid, setup.machine),
         )
+
+    def controller_url(self) -> str:
+        """Where the controller listens now. FileUnreadable if that is not to be found out."""
+        if self.setup.endpoint_url is not None:
+            return self.setup.endpoint_url
+        return read_json(self.job.endpoint, Endpoint).url
 
     @property
     def local_disk(self) -> Path | None:

@@ -31,6 +31,7 @@ from everstep.cluster.keepers import (
     start_keeper,
     write_machine,
 )
+from everstep.core.standby import standbys_at_first
 from everstep.events import MachineLost
 from everstep.files import write_atomically
 from everstep.model import EverstepError, JobSpec, MachineId
@@ -101,7 +102,7 @@ class LocalCluster:
 
     def first(self) -> Request:
         """What is missing of positions and standbys."""
-        return self.request(self._spec.nnodes + self._spec.standbys, AT_START)
+        return self.request(self._spec.nnodes + standbys_at_first(self._spec), AT_START)
 
     def request(self, count: int, action: str) -> Request:
         """`count` stand-ins under this name, less those that were started under it before."""

@@ -14,23 +14,23 @@ import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
 from everstep.agent.checks import node
-from everstep.agent.checks.check import AnyCheck, AnySource, Here, Stamped
-from everstep.agent.checks.children import Child, Unanswered, clock
-from everstep.agent.checks.judging import Failed, attempt
+from everstep.agent.checks.check import AnyCheck, Here
 from everstep.agent.checks.kernel.kmsg import boot_id
+from everstep.agent.checks.looking import Looking
 from everstep.agent.checks.memory import ChecksMemory, KeptChild
 from everstep.agent.checks.monitor import Monitor, Remembered
 from everstep.agent.checks.node import DEFAULT_SOCKET
 from everstep.agent.checks.registry import SOURCES, make_source
 from everstep.commands import check_report
 from everstep.commands.check_choice import chosen, listed, read_limits
-from everstep.commands.check_report import Absent, Report, Status, Unseen
+from everstep.commands.check_report import Absent, Report, Unseen
 from everstep.commands.drain import drain
+from everstep.commands.plugin import TIME_LIMIT_S, Status
 from everstep.commands.screen import console
 from everstep.commands.show import print_json
 from everstep.diagnosis.words import Verdict
@@ -39,10 +39,6 @@ from everstep.model import MachineId, Seconds
 
 __all__ = ["DEFAULT_SOCKET", "TIME_LIMIT_S", "Asked", "check", "serve", "show_list"]
 
-BETWEEN_S: Seconds = 1.0
-"""Between the two looks of a first call: a rate per second needs no more."""
-TIME_LIMIT_S: Seconds = 30.0
-"""For all of it. Slurm ends its HealthCheckProgram after 60 s, Nagios a plugin after as much."""
 INTERRUPTED = 130
 _STATE_FILE = "samples.msgpack"
 _RIGHTS = ("permission denied", "operation not permitted", "only root")
@@ -134,27 +130,26 @@ class _Look:
         socket = str(asked.socket)
         self._here = Here(root=asked.root, boot_id=boot_id(Path(asked.root)), node_socket=socket)
         self._limit_s = asked.time_limit_s
+        self._late = f"there was no answer within the {self._limit_s:g} s of --time-limit"
         self._state = state
         self._memory = ChecksMemory(state / _STATE_FILE, self._here.boot_id)
         self._notes: list[str] = []
         self._lock = -1
         self._checks = checks
-        self._sources = {name: make_source(name) for name in {each.source for each in checks}}
         remembered, self._former = self._remembered()
         self._monitor = Monitor(MachineId(""), checks, remembered)
-        self._children: dict[str, Child] = {}
-        self._absent: dict[str, str] = {}
+        self._looking = Looking(checks, self._monitor, state, self._former)
 
     async def report(self) -> Report:
         began = time.monotonic()
         try:
-            await self._all()
+            await self._looking.look(self._here, self._limit_s, self._late)
         finally:
-            await asyncio.gather(*(child.close() for child in self._children.values()))
+            await self._looking.close()
         if self._lock >= 0:
             self._keep()
             os.close(self._lock)
-        results = [each for found in self._monitor.latest.values() for each in found]
+        results = self._looking.results
         made = check_report.report(
             [_with_advice(each) for each in results if not _may_not(each)],
             self._grouped_absent(),
@@ -163,55 +158,6 @@ class _Look:
         )
         seconds = round(time.monotonic() - began, 3)
         return msgspec.structs.replace(made, notes=tuple(self._notes), seconds=seconds)
-
-    async def _all(self) -> None:
-        """Every source in parallel; whoever is late could not be read."""
-        tasks = {name: asyncio.create_task(self._look(name)) for name in self._sources}
-        try:
-            async with asyncio.timeout(self._limit_s):
-                await asyncio.gather(*tasks.values())
-        except TimeoutError:
-            why = f"there was no answer within the {self._limit_s:g} s of --time-limit"
-            for name, task in tasks.items():
-                if task.cancelled():
-                    self._monitor.not_sampled(name, why, clock())
-
-    async def _look(self, name: str) -> None:
-        source = self._sources[name]
-        why = attempt(lambda: source.absent(self._here))
-        if isinstance(why, Failed):
-            self._monitor.not_sampled(name, why.why, clock())
-        elif why:
-            self._absent[name] = why
-        else:
-            fresh = not self._monitor.has_sampled(name)
-            if await self._once(name, source) and fresh and source.every_s > 0:
-                await asyncio.sleep(BETWEEN_S)
-                await self._once(name, source)
-
-    async def _once(self, name: str, source: AnySource) -> bool:
-        """Whether there was a sample."""
-        sample = await self._sample(name, source)
-        if isinstance(sample, Failed):
-            self._monitor.not_sampled(name, sample.why, clock())
-        elif isinstance(sample, Unanswered):
-            said = attempt(lambda: source.unanswered(sample.for_s, sample.times))
-            meaning = None if isinstance(said, Failed) else said
-            self._monitor.unanswered(name, meaning, sample.why, clock())
-        else:
-            self._monitor.sampled(name, self._here, Stamped(at=clock(), sample=sample))
-        return not isinstance(sample, Failed | Unanswered)
-
-    async def _sample(self, name: str, source: AnySource) -> Any:
-        if not source.blocks:
-            return attempt(lambda: source.sample(self._here))
-        if name not in self._children:
-            former = self._former.get(name)
-            self._children[name] = Child(source, self._state, former, lambda: None)
-        answer = await self._children[name].ask(self._here)
-        if isinstance(answer, Failed | Unanswered):
-            return answer
-        return attempt(lambda: msgspec.msgpack.decode(answer, type=source.kind))
 
     # --- from call to call ---
 
@@ -228,7 +174,7 @@ class _Look:
         return Remembered(histories=remembered.histories), children
 
     def _keep(self) -> None:
-        kept = {name: child.kept for name, child in self._children.items()}
+        kept = {name: child.kept for name, child in self._looking.children.items()}
         others = {name: child for name, child in self._former.items() if name not in kept}
         children = {**others, **{name: child for name, child in kept.items() if child}}
         histories = self._monitor.remembered().histories
@@ -246,8 +192,8 @@ class _Look:
     def _grouped_absent(self) -> list[Absent]:
         names: dict[str, list[str]] = {}
         for each in self._checks:
-            if each.source in self._absent:
-                names.setdefault(self._absent[each.source], []).append(each.name)
+            if each.source in self._looking.absent:
+                names.setdefault(self._looking.absent[each.source], []).append(each.name)
         return [Absent(checks=tuple(checks), why=why) for why, checks in names.items()]
 
 

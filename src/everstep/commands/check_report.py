@@ -7,7 +7,6 @@ HealthCheckProgram and most other monitors can use as well.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from enum import IntEnum
 from typing import NamedTuple
 
 import msgspec
@@ -16,23 +15,10 @@ from rich.text import Text
 
 from everstep.agent.checks.check import Limits
 from everstep.commands.check_choice import Listed
+from everstep.commands.plugin import Status
 from everstep.diagnosis.words import Verdict
 from everstep.health import Result
 from everstep.model import Seconds, Value
-
-
-class Status(IntEnum):
-    """Exit codes of Nagios plugins."""
-
-    OK = 0
-    """Nothing failed, and something was checked."""
-    WARNING = 1
-    """Something should be looked at; the machine may go on."""
-    CRITICAL = 2
-    """The machine should get no work: at least one result would evict it."""
-    UNKNOWN = 3
-    """Nothing failed, and something could not be checked that should have been."""
-
 
 _SEVERE = (Verdict.EVICT, Verdict.SUSPECT, Verdict.WARN, Verdict.JOB, Verdict.USER, Verdict.ERROR)
 _COLOURS = {Verdict.EVICT: "bold red", Verdict.SUSPECT: "yellow", Verdict.WARN: "yellow"}

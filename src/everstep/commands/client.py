@@ -7,6 +7,7 @@ never retries: the viewer does, the other commands fall back to the journal (off
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from types import TracebackType
 from typing import Any, Self, TypeVar
 from urllib.parse import quote
@@ -14,16 +15,25 @@ from urllib.parse import quote
 import httpx2
 import msgspec
 
+from everstep.code.manifest import Manifest
+from everstep.code.manifest import decoded as decoded_manifest
+from everstep.controller.accepting import Asked
+from everstep.controller.code import Accepted, RollBack, RollsBack
 from everstep.controller.output import OutputPage
+from everstep.controller.version_views import VersionsView
 from everstep.controller.views import IncidentsView, StatusView
 from everstep.files import FileUnreadable, read_json
 from everstep.journal import StoryLine
-from everstep.model import EverstepError, Fault, Value
+from everstep.model import EverstepError, Fault, Value, VersionId
 from everstep.paths import Endpoint, JobPaths
 
 _Content = TypeVar("_Content")
 TIMEOUT_S = 10.0
 """A controller answers in milliseconds; one that is busy replaying a long journal in seconds."""
+
+
+MERGE_S = 120.0
+"""Time for what the controller does with files: 20,000 of them, on a slow disk."""
 
 
 class Away(EverstepError):
@@ -36,6 +46,10 @@ class TokenRefused(EverstepError):
 
 class Declined(EverstepError):
     """The controller understood and said no; the message is its sentence."""
+
+
+class NotThere(Declined):
+    """What was asked for is not there."""
 
 
 class _Problem(Value, frozen=True, kw_only=True):
@@ -90,9 +104,36 @@ class Client:
         wanted = {"fault": str(fault), "rank": rank, "machine": machine}
         self._call("POST", "/v1/inject", json=wanted)
 
+    # --- code ---
+
+    def versions(self) -> VersionsView:
+        return _decoded(self._call("GET", "/v1/versions"), VersionsView)
+
+    def manifest(self, version: VersionId) -> Manifest | None:
+        """What is in a code version; None if the controller does not have it."""
+        try:
+            content = self._call("GET", f"/v1/code/{version}/manifest", timeout=MERGE_S)
+        except NotThere:
+            return None
+        return decoded_manifest(content, version)
+
+    def send_code(self, version: VersionId, size: int, parts: Iterable[bytes]) -> None:
+        """Send the archive of a code version, of so many bytes."""
+        headers = {"Content-Length": str(size), "Content-Type": "application/octet-stream"}
+        path = f"/v1/code/{version}"
+        self._call("PUT", path, content=parts, more=headers, timeout=MERGE_S)
+
+    def update(self, asked: Asked) -> Accepted:
+        body = msgspec.json.encode(asked)
+        return _decoded(self._call("POST", "/v1/update", content=body, timeout=MERGE_S), Accepted)
+
+    def rollback(self, asked: RollBack) -> RollsBack:
+        body = msgspec.json.encode(asked)
+        return _decoded(self._call("POST", "/v1/rollback", content=body), RollsBack)
+
     def _call(self, method: str, path: str, **parts: Any) -> bytes:
         url = self._endpoint()
-        headers = {"Authorization": f"Bearer {self._bearer()}"}
+        headers = {"Authorization": f"Bearer {self._bearer()}", **parts.pop("more", {})}
         try:
             answer = self._http.request(method, url + path, headers=headers, **parts)
         except httpx2.TransportError as error:
@@ -108,6 +149,8 @@ class Client:
                 f"The controller at {url} refuses the token of {self._job.token}: it belongs to "
                 "another job, or EVERSTEP_TOKEN differs between the machines."
             )
+        if answer.status_code == 404:
+            raise NotThere(_decoded(answer.content, _Problem).error)
         if answer.status_code >= 400:
             raise Declined(_decoded(answer.content, _Problem).error)
         return answer.content

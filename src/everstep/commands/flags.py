@@ -262,7 +262,12 @@ _OUTPUT = (
 
 _OURS = (
     _ours("--local-machines", "N", "N stand-ins for machines on this host, each with all parts."),
-    _ours("--standbys", "N", "Spare machines beyond those that train (default 0)."),
+    _ours(
+        "--standbys",
+        "N|auto",
+        "Spare machines beyond those that train (default 0). auto: as many as 99 days of 100 need, "
+        "by how often machines of this job fail; at least 1.",
+    ),
     _ours("--job", "NAME", "Name of the job; wins over --rdzv-id."),
     _ours("--state-dir", "DIR", "Where jobs are kept: $EVERSTEP_HOME, else ~/.everstep/jobs."),
     _ours(
@@ -380,7 +385,7 @@ class RunFlags(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     tee: str = "0"
     local_ranks_filter: str = ""
     local_machines: int | None = None
-    standbys: int = 0
+    standbys: str = "0"
     job: str | None = None
     state_dir: str | None = None
     checkpoint_dir: str | None = None

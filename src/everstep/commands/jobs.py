@@ -15,6 +15,7 @@ from everstep.model import JobId, JobSpec, UserError
 from everstep.paths import JobPaths, JobResult
 from everstep.processes import read_pid_file
 
+TOKEN_VARIABLE = "EVERSTEP_TOKEN"  # noqa: S105 -- its name, not a token
 HOME_VARIABLE = "EVERSTEP_HOME"
 """Environment variable that names the state directory."""
 

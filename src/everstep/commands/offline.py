@@ -7,7 +7,8 @@ that shows something asks the controller first and comes here when that is away.
 from __future__ import annotations
 
 from everstep import __version__
-from everstep.controller import views
+from everstep.controller import version_views, views
+from everstep.controller.version_views import VersionsView
 from everstep.controller.views import IncidentsView, StatusView
 from everstep.journal import Index, JournalError, Replayed, StoryLine
 from everstep.journal.replay import replay_directory
@@ -23,6 +24,11 @@ def status(job: JobPaths) -> StatusView:
 def incidents(job: JobPaths) -> IncidentsView:
     replayed = _replayed(job)
     return views.incidents(replayed.core.state, replayed.last_time)
+
+
+def versions(job: JobPaths) -> VersionsView:
+    replayed = _replayed(job)
+    return version_views.versions(replayed.core.state, replayed.last_time)
 
 
 def why(job: JobPaths, subject: str) -> list[StoryLine]:

@@ -38,6 +38,7 @@ STATIC_PORT = 29500
 """torchrun's --master-port."""
 C10D_PORT = 29400
 """torchrun's port of a c10d endpoint that names none."""
+AUTO = "auto"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,47}")
 _UNIT = re.compile(r"[a-z][a-z0-9_-]*:[^\s:,]+")
 _RDZV_KEYS = ("is_host", "join_timeout")
@@ -208,7 +209,7 @@ def _check(flags: RunFlags) -> None:
             "--rdzv-endpoint, which are for one machine of several hosts."
         )
     for name, value in (
-        ("--standbys", flags.standbys),
+        ("--standbys", _standbys(flags)),
         ("--backup-rate", flags.backup_rate),
         ("--max-restarts", flags.max_restarts or 0),
     ):
@@ -244,7 +245,8 @@ def _spec(flags: RunFlags, facts: HostFacts, *, name: JobId, nnodes: int, local:
         working_dir=facts.working_dir,
         nnodes=nnodes,
         nproc_per_node=nproc,
-        standbys=flags.standbys,
+        standbys=_standbys(flags),
+        auto_standbys=flags.standbys == AUTO,
         local=local,
         env=_rank_environment(flags, name),
         checkpoint=CheckpointSpec(
@@ -432,6 +434,18 @@ def _nproc(flags: RunFlags, facts: HostFacts) -> int:
             f"--nproc-per-node {asked} is not a number of ranks: give 1 or more, auto, cpu or gpu."
         )
     return int(asked)
+
+
+def _standbys(flags: RunFlags) -> int:
+    """The number that was given; how many are kept beyond it is the core's matter."""
+    if flags.standbys == AUTO:
+        return 0
+    try:
+        return int(flags.standbys)
+    except ValueError:
+        raise UserError(
+            f"--standbys {flags.standbys} is not a whole number: give one, or auto."
+        ) from None
 
 
 def _name(

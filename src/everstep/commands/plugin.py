@@ -1,6 +1,7 @@
 """For commands that monitors call: 2 means a broken machine there, never a wrong flag.
 
-Used by cli.py for `everstep check`, which also has more flags than a function has parameters.
+Used by cli.py for `everstep check`. `takes` is also for others that have more flags than a function
+has parameters.
 """
 
 from __future__ import annotations
@@ -8,13 +9,29 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable
+from enum import IntEnum
 from typing import Any, get_type_hints
 
 import typer
 from typer.core import TyperCommand
 
-from everstep.commands.check_report import Status
-from everstep.model import EverstepError
+from everstep.model import EverstepError, Seconds
+
+TIME_LIMIT_S: Seconds = 30.0
+"""For all checks. Slurm ends its HealthCheckProgram after 60 s, Nagios a plugin after as much."""
+
+
+class Status(IntEnum):
+    """Exit codes of Nagios plugins."""
+
+    OK = 0
+    """Nothing failed, and something was checked."""
+    WARNING = 1
+    """Something should be looked at; the machine may go on."""
+    CRITICAL = 2
+    """The machine should get no work: at least one result would evict it."""
+    UNKNOWN = 3
+    """Nothing failed, and something could not be checked that should have been."""
 
 
 class Plugin(TyperCommand):
@@ -32,10 +49,14 @@ class Plugin(TyperCommand):
 
 
 def takes(flags: Callable[..., Any]) -> Callable[[Callable[[Any], None]], Callable[..., None]]:
-    """Let typer see the fields of this class as flags, and the function get them as one."""
+    """Let typer see the fields of this named tuple as flags, and the function get them as one."""
+    defaults = getattr(flags, "_field_defaults", {})
     parameters = [
         inspect.Parameter(
-            name, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=getattr(flags(), name)
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            annotation=kind,
+            default=defaults.get(name, inspect.Parameter.empty),
         )
         for name, kind in get_type_hints(flags, include_extras=True).items()
     ]

@@ -28,11 +28,11 @@ from everstep.commands.client import Away, Client, TokenRefused
 from everstep.commands.host import address_towards, port_is_free
 from everstep.commands.plan import Leads, Plan
 from everstep.commands.presses import Presses
+from everstep.core.standby import standbys_at_first
 from everstep.files import write_atomically
 from everstep.model import EverstepError, JobId, MachineId, UserError, Value
 from everstep.paths import JobPaths, MachineSetup
 
-TOKEN_VARIABLE = "EVERSTEP_TOKEN"  # noqa: S105 -- its name, not a token
 JOIN_POLL_S = 0.5
 SAY_S = 15.0
 """Seconds between two lines of a machine that waits for its controller."""
@@ -90,7 +90,7 @@ def described(plan: Plan) -> list[str]:
         setup = paths.machine(machine).root / SETUP_NAME
         lines.append(f"machine {machine}: {' '.join(command(setup))}")
     else:
-        count = plan.spec.nnodes + plan.spec.standbys
+        count = plan.spec.nnodes + standbys_at_first(plan.spec)
         lines.append(f"{count} stand-in machines, m0 to m{count - 1}, started by the controller")
     lines.append(f"ranks: {_rank_command(plan)}")
     return lines
@@ -279,16 +279,17 @@ def _refusal(paths: JobPaths, plan: Plan, token: str) -> str | None:
             )
         except TokenRefused:
             return (
-                f"The controller at {plan.address.url} refuses our token: set {TOKEN_VARIABLE} to "
-                "the same value on all machines, or share the state directory."
+                f"The controller at {plan.address.url} refuses our token: set "
+                f"{jobs.TOKEN_VARIABLE} to the same value on all machines, or share the state "
+                "directory."
             )
     return None
 
 
 def _no_token(paths: JobPaths) -> str:
     return (
-        f"There is no token: set {TOKEN_VARIABLE} to one secret on all machines, or put the state "
-        f"directory on a file system that they share ({paths.token} never appeared)."
+        f"There is no token: set {jobs.TOKEN_VARIABLE} to one secret on all machines, or put "
+        f"the state directory on a file system that they share ({paths.token} never appeared)."
     )
 
 
@@ -354,7 +355,8 @@ def _link_logs(plan: Plan) -> None:
 def _sizes(plan: Plan) -> str:
     spec = plan.spec
     kind = "stand-in machines" if spec.local else "machines"
-    spare = f" and {spec.standbys} spare" if spec.standbys else ""
+    standbys = standbys_at_first(spec)
+    spare = f" and {standbys} spare" if standbys else ""
     return f"{spec.nnodes}{spare} {kind} x {spec.nproc_per_node} ranks = {spec.world_size} ranks"
 
 

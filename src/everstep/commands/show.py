@@ -21,7 +21,7 @@ _Answer = TypeVar("_Answer")
 
 
 def status(job: JobPaths, *, json: bool) -> None:
-    answer, live = _ask(job, Client.status, offline.status)
+    answer, live = ask(job, Client.status, offline.status)
     if json:
         print_json(answer)
         return
@@ -31,7 +31,10 @@ def status(job: JobPaths, *, json: bool) -> None:
     if answer.alerts:
         console.print(tables.alerts(answer))
     console.print(tables.account(answer.seconds, answer.ettr), soft_wrap=True)
-    for line in tables.layout(answer):
+    for line in (*tables.code(answer), *tables.evictions(answer.evictions)):
+        console.print(line, soft_wrap=True, markup=False)
+    console.print(tables.copies(answer), soft_wrap=True, markup=False)
+    for line in (*tables.standbys(answer), *tables.layout(answer)):
         console.print(line, soft_wrap=True, markup=False)
     for note in answer.notes:
         console.print(f"note: {note}", soft_wrap=True, markup=False)
@@ -39,7 +42,7 @@ def status(job: JobPaths, *, json: bool) -> None:
 
 
 def incidents(job: JobPaths, *, json: bool) -> None:
-    answer, _ = _ask(job, Client.incidents, offline.incidents)
+    answer, _ = ask(job, Client.incidents, offline.incidents)
     if json:
         print_json(answer)
         return
@@ -47,17 +50,26 @@ def incidents(job: JobPaths, *, json: bool) -> None:
     content: RenderableType = tables.incidents(answer) if answer.incidents else nothing
     console = terminal()
     console.print(content)
+    if answer.evictions:
+        console.print(tables.evicted(answer))
+    for line in tables.evictions(answer.evicted):
+        console.print(line, soft_wrap=True, markup=False)
     console.print(tables.account(answer.seconds, answer.ettr), soft_wrap=True)
 
 
 def why(job: JobPaths, subject: str, *, json: bool) -> None:
-    answer, _ = _ask(
+    answer, _ = ask(
         job, lambda client: client.why(subject), lambda paths: offline.why(paths, subject)
     )
     if json:
         print_json(answer)
-    else:
-        terminal().print(stories.story(answer))
+        return
+    console = terminal()
+    for line in stories.in_short(answer):
+        console.print(line, soft_wrap=True, markup=False)
+    if stories.in_short(answer):
+        console.print("all of it:")
+    console.print(stories.story(answer))
 
 
 def token(job: JobPaths, *, findings: bool, json: bool) -> None:
@@ -79,10 +91,10 @@ def print_json(answer: Any) -> None:
     sys.stdout.write(msgspec.json.format(msgspec.json.encode(answer), indent=2).decode() + "\n")
 
 
-def _ask(
+def ask(
     job: JobPaths, live: Callable[[Client], _Answer], replayed: Callable[[JobPaths], _Answer]
 ) -> tuple[_Answer, bool]:
-    """The answer, and whether a live controller gave it."""
+    """The answer, and whether a live controller gave it; it is replayed otherwise."""
     if jobs.result_of(job) is not None:
         return replayed(job), False  # its former port may be another job's by now
     try:

@@ -10,7 +10,13 @@ from collections.abc import Mapping
 from rich.table import Table
 from rich.text import Text
 
-from everstep.controller.views import IncidentsView, IncidentView, StatusView
+from everstep.controller.views import (
+    EvictionsView,
+    EvictionView,
+    IncidentsView,
+    IncidentView,
+    StatusView,
+)
 from everstep.core.ettr import Owner
 from everstep.core.state import Phase
 from everstep.diagnosis.words import Verdict
@@ -52,6 +58,63 @@ def layout(status: StatusView) -> list[str]:
     lines += [f"  {remark}" for remark in known.remarks]
     lines += [f"  warning: {known.disagreement}"] if known.disagreement else []
     return lines + [f"{m.name} is {'on' if m.on else 'off'}: {m.why}" for m in status.mechanisms]
+
+
+def code(status: StatusView) -> list[str]:
+    """Which code runs, and which waits: one line each."""
+    known = status.code
+    if not known.running:
+        return [f"code: not versioned: {known.text}"] if known.text else []
+    waiting = [f"  waiting: {each}" for each in known.waiting]
+    return [f"code: {known.running} ({known.text})", *waiting]
+
+
+def copies(status: StatusView) -> str:
+    """The newest steps that outlive a machine, and all of them."""
+    safe = "none" if status.machine_safe is None else f"step {status.machine_safe}"
+    disk = f"step {max(status.published)}" if status.published else "none"
+    return f"newest step in the memory of two machines: {safe}; on disk: {disk}"
+
+
+def evictions(view: EvictionsView) -> list[str]:
+    """How often an eviction was wrong, as far as it is known."""
+    if not view.count:
+        return []
+    line = f"evictions: {view.count}, {view.guilty} guilty, {view.innocent} innocent"
+    if view.false_share is not None:
+        line += f": {view.false_share:.0%} of those with a verdict were false"
+    return [line]
+
+
+def evicted(view: IncidentsView) -> Table:
+    """Each eviction, and what became known of the machine since."""
+    table = _table("evicted", "host", "verdict", "why it was evicted, and what is known since")
+    for each in view.evictions:
+        verdict = {None: "not known", True: "guilty", False: "innocent"}[each.guilty]
+        if each.returned:
+            verdict += ", returned"
+        told = f"{each.why}; {each.verdict or _tests(each)}"
+        table.add_row(*map(Text, (each.machine, each.host, verdict, told)))
+    return table
+
+
+def _tests(eviction: EvictionView) -> str:
+    if not eviction.tests:
+        return "not tested yet"
+    return f"passed {eviction.passed} of {eviction.tests} tests"
+
+
+def standbys(status: StatusView) -> list[str]:
+    """How many there are of those that there should be; no line if there should be none."""
+    spare = _spare(status)
+    if not spare and not status.standbys_wanted:
+        return []
+    why = f" ({status.standbys_why})" if status.standbys_why else ""
+    return [f"standbys: {spare} of {status.standbys_wanted} wanted{why}"]
+
+
+def _spare(status: StatusView) -> int:
+    return sum(1 for machine in status.machines if machine.condition == "standby")
 
 
 def machines(status: StatusView) -> Table:
@@ -97,6 +160,8 @@ def incidents(view: IncidentsView) -> Table:
         story = Text(f"{incident.symptom}: {outcome(incident)}")
         if incident.cause:
             story.append(f"; {incident.cause}")
+        if incident.rungs:
+            story.append(f" [{rungs(incident)}]")
         table.add_row(incident.incident, story, *map(number, cost), number(sum(cost)))
     if len(view.incidents) > 1:
         sums = [_sum(view, owner) for owner, _ in columns]
@@ -116,6 +181,11 @@ def outcome(incident: IncidentView) -> str:
     if incident.evicted:
         parts.append(f"evicted {', '.join(incident.evicted)}")
     return "; ".join(parts)
+
+
+def rungs(incident: IncidentView) -> str:
+    """What was tried, in order: "reattempt, rollback"."""
+    return ", ".join(str(taken.rung) for taken in incident.rungs)
 
 
 def account(spent: Mapping[Owner, Seconds], ettr: float | None) -> str:
@@ -155,6 +225,10 @@ def news(before: StatusView | None, after: StatusView) -> list[str]:
         told = conditions.get(machine.machine) == machine.condition
         if machine.condition in ("lost", "evicted") and not told:
             lines.append(f"machine {machine.machine} is {machine.condition}: {machine.why}")
+        elif machine.condition == "standby" and conditions.get(machine.machine) == "evicted":
+            lines.append(f"machine {machine.machine} passed its tests and is a standby again")
+    if before is not None and before.code.running != after.code.running and before.code.running:
+        lines.append(f"code {after.code.running} takes the place of {before.code.running}")
     over = after.outcome is not None  # the last generation only fences off the others
     if before is not None and after.generation > before.generation > 0 and not over:
         lines.append(f"generation {after.generation} begins, {_from(after)}")
@@ -200,9 +274,9 @@ def _where(status: StatusView) -> str:
 
 def _machines(status: StatusView) -> str:
     members = sum(1 for machine in status.machines if machine.condition == "member")
-    spare = sum(1 for machine in status.machines if machine.condition == "standby")
+    spare = _spare(status)
     text = f"{members} of {status.nnodes} machines"
-    return f"{text} + {spare} standby" if spare or status.standbys else text
+    return f"{text} + {spare} standby" if spare or status.standbys_wanted else text
 
 
 def _from(status: StatusView) -> str:

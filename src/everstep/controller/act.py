@@ -32,16 +32,19 @@ from everstep.controller.agents import Agents
 from everstep.controller.incoming import Incoming
 from everstep.controller.log import say
 from everstep.core.controller import ControllerCore
+from everstep.core.quarantine import taken_away
 from everstep.events import (
     ControllerEvent,
     ControllerStarted,
     FaultInjected,
     MachineJoined,
+    MachineReleased,
+    MachineSilent,
     MachinesRequested,
     StepPublished,
 )
 from everstep.journal import Journal
-from everstep.model import EverstepError, Published
+from everstep.model import EverstepError, MachineId, Published
 
 ANSWERED_WITHIN_S = 0.1
 """Who asks the controller to kill itself hears before that the request was accepted."""
@@ -77,6 +80,8 @@ class Hands:
         """Do these, and repeat what a newcomer or a new term has to hear again."""
         for action in (*actions, *self._repeated(event, actions)):
             self._carry_out(action)
+        if isinstance(event, MachineReleased | MachineSilent):
+            self._give_back(event.machine)
 
     def notes(self) -> list[str]:
         """What a person must do so that the job gets what it waits for."""
@@ -104,7 +109,12 @@ class Hands:
             say(f"{type(action).__name__} {action.id}: {action.why}")
 
     def _evict(self, action: EvictMachine) -> None:
-        self._cluster.release(action.machine)
+        self._give_back(action.machine)
+
+    def _give_back(self, machine: MachineId) -> None:
+        """Not while an evicted machine gives shards, is tested, or leaves in good order."""
+        if taken_away(self._core.state, machine):
+            self._cluster.release(machine)
 
     def _request(self, action: RequestMachines) -> None:
         try:

@@ -31,7 +31,7 @@ from everstep.events import (
     VersionTried,
 )
 from everstep.journal import Origin
-from everstep.model import MachineId, PolicySpec, Term
+from everstep.model import JobSpec, MachineId, Term
 from everstep.wire import (
     PROTOCOL,
     UNRELIABLE,
@@ -124,7 +124,7 @@ class Agents:
         self,
         *,
         term: Term,
-        policy: PolicySpec,
+        spec: JobSpec,
         post: Callable[[Incoming | Folded], None],
         output: OutputRing,
         journalled: dict[tuple[MachineId, str], int],
@@ -132,7 +132,7 @@ class Agents:
         """`journalled`: of every (machine, agent) session, the newest message in the journal."""
         self.counts = Counts()
         self._term = term
-        self._policy = policy
+        self._spec = spec
         self._post = post
         self._output = output
         self._sessions: dict[MachineId, _Session] = {}
@@ -238,7 +238,8 @@ class Agents:
             version=__version__,
             term=self._term,
             received=session.journalled,
-            policy=self._policy,
+            policy=self._spec.policy,
+            code=self._spec.code.version,
         )
         received = hello.received if hello.term == self._term else 0
         now = asyncio.get_running_loop().time()

@@ -11,7 +11,7 @@ import contextlib
 import socket
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from typing import Annotated, NamedTuple, TypeVar
+from typing import Annotated, NamedTuple
 
 import msgspec
 import uvicorn
@@ -22,8 +22,11 @@ from starlette.responses import Response
 from starlette.routing import Route, WebSocketRoute
 from starlette.types import ASGIApp
 
+from everstep.code.store import CodeStore
 from everstep.controller import findings
 from everstep.controller.agents import PING_EVERY_S, PONG_WITHIN_S, Agents
+from everstep.controller.bodies import decoded, limited_body, number
+from everstep.controller.code import CodeApi, CodeDesk
 from everstep.controller.gate import (
     ALERTMANAGER,
     FINDINGS,
@@ -33,6 +36,7 @@ from everstep.controller.gate import (
 )
 from everstep.controller.incoming import Incoming
 from everstep.controller.output import OutputRing
+from everstep.controller.version_views import VersionsView
 from everstep.controller.views import IncidentsView, StatusView
 from everstep.core.faults import objection
 from everstep.core.state import State
@@ -45,7 +49,6 @@ ACCEPT_WITHIN_S = 10.0
 """Time for a request of a person to get into the journal."""
 OUTPUT_WAIT_MAX_S = 30.0
 """Longest time that a viewer may wait for a line of output in one request."""
-_Body = TypeVar("_Body")
 Translate = Callable[[bytes, State, float], findings.Translated]
 
 
@@ -74,6 +77,8 @@ class Desk(NamedTuple):
     post: Callable[[Incoming], None]
     output: OutputRing
     agents: Agents
+    versions: Callable[[], VersionsView]
+    store: CodeStore
 
 
 class Api:
@@ -96,16 +101,16 @@ class Api:
             raise HTTPException(404, str(error)) from error
 
     async def output(self, request: Request) -> Response:
-        after = _number(request, "after")
-        wait_s = min(_number(request, "wait_s"), OUTPUT_WAIT_MAX_S)
+        after = number(request, "after")
+        wait_s = min(number(request, "wait_s"), OUTPUT_WAIT_MAX_S)
         return json_response(await self._desk.output.wait_after(int(after), wait_s))
 
     async def stop(self, request: Request) -> Response:
-        body = await _body(request, Stop)
+        body = decoded(await request.body(), Stop)
         return await self._accept(StopRequested(by=body.by))
 
     async def inject(self, request: Request) -> Response:
-        event = await _body(request, FaultRequested)
+        event = decoded(await request.body(), FaultRequested)
         problem = objection(self._desk.state, event)
         if problem is not None:
             raise HTTPException(409, problem)
@@ -119,19 +124,19 @@ class Api:
 
     async def _monitors_say(self, request: Request, translate: Translate) -> Response:
         """Take what can be taken; 207 if that is not all, which senders take for success."""
-        body = await _limited_body(request)
+        body = await limited_body(request, findings.BODY_BYTES_MAX)
         try:
             answers, events = translate(body, self._desk.state, time.time())
         except EverstepError as error:
             raise HTTPException(400, str(error)) from error
-        await self._journalled(events)
+        await self.journalled(events)
         return json_response(answers, 207 if answers.refused else 200)
 
     async def _accept(self, event: ControllerEvent) -> Response:
-        await self._journalled([event])
+        await self.journalled([event])
         return json_response({"accepted": True})
 
-    async def _journalled(self, events: Sequence[ControllerEvent]) -> None:
+    async def journalled(self, events: Sequence[ControllerEvent]) -> None:
         """Post them and wait for the journal: what was accepted is not forgotten."""
         finish = self._desk.state.finish
         if finish is not None:
@@ -154,7 +159,16 @@ class Api:
 def make_app(desk: Desk, token: str) -> ASGIApp:
     """The whole application, with its gate."""
     api = Api(desk)
+    code = CodeApi(
+        CodeDesk(
+            state=desk.state,
+            store=desk.store,
+            versions=desk.versions,
+            journalled=api.journalled,
+        )
+    )
     routes = [
+        *code.routes(),
         Route("/v1/status", api.status),
         Route("/v1/incidents", api.incidents),
         Route("/v1/why/{id}", api.why),
@@ -209,34 +223,6 @@ class Server(uvicorn.Server):
     def leave(self) -> None:
         """End: open requests get a second, agents' connections are closed."""
         self.should_exit = True
-
-
-async def _limited_body(request: Request) -> bytes:
-    parts, size = [], 0
-    async for part in request.stream():
-        size += len(part)
-        if size > findings.BODY_BYTES_MAX:
-            raise HTTPException(413, f"a body may have {findings.BODY_BYTES_MAX} bytes: send less")
-        parts.append(part)
-    return b"".join(parts)
-
-
-async def _body(request: Request, of: type[_Body]) -> _Body:
-    try:
-        return msgspec.json.decode(await request.body(), type=of)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise HTTPException(400, f"the request's body is not what it should be: {error}") from error
-
-
-def _number(request: Request, name: str) -> float:
-    text = request.query_params.get(name, "0")
-    try:
-        number = float(text)
-    except ValueError:
-        number = -1.0
-    if not 0 <= number < float("inf"):
-        raise HTTPException(400, f"{name}={text} is not a number from 0 on")
-    return number
 
 
 async def _on_http_exception(_: Request, error: Exception) -> Response:

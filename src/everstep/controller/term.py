@@ -16,7 +16,8 @@ from pathlib import Path
 from everstep import __version__
 from everstep.checkpoint.tier import tier_at
 from everstep.cluster.base import Cluster, JoiningHosts, Journalled
-from everstep.controller import views
+from everstep.code.store import CodeStore
+from everstep.controller import version_views, views
 from everstep.controller.act import Hands
 from everstep.controller.agents import Agents
 from everstep.controller.clock import Clock
@@ -26,6 +27,7 @@ from everstep.controller.loop import Loop
 from everstep.controller.output import OutputRing
 from everstep.controller.server import Desk, Server, make_app
 from everstep.core.intake import Intake
+from everstep.core.quarantine import taken_away
 from everstep.core.state import Phase
 from everstep.events import ControllerStarted, JobSubmitted
 from everstep.files import write_atomically
@@ -71,7 +73,7 @@ class Controller:
         self._output = OutputRing(journal.term)
         self._agents = Agents(
             term=journal.term,
-            policy=spec.policy,
+            spec=spec,
             post=self._loop.post,
             output=self._output,
             journalled=replayed.received,
@@ -113,9 +115,9 @@ class Controller:
             request = self._cluster.first()
             say(str(request))
             request.send()
-        for machine in self._core.state.machines.values():
-            if machine.evicted:
-                self._cluster.release(machine.machine)
+        for machine in self._core.state.machines:
+            if taken_away(self._core.state, machine):
+                self._cluster.release(machine)
 
     def _report(self, fact: Journalled) -> None:
         self._loop.post(Incoming(fact.event, then=fact.then))
@@ -187,6 +189,8 @@ class Controller:
             post=self._loop.post,
             output=self._output,
             agents=self._agents,
+            versions=lambda: version_views.versions(self._core.state, self._clock.now()),
+            store=CodeStore(self._paths.code),
         )
 
     def _status(self) -> views.StatusView:

@@ -7,12 +7,15 @@ Times are in seconds; points in time are by the controller's clock (seconds sinc
 
 from __future__ import annotations
 
-from everstep.actions import Outcome
+from everstep.actions import Outcome, Rung
+from everstep.controller.version_views import CodeView, code, name_of
 from everstep.core.alerts import usable
 from everstep.core.ettr import WINDOW_S, Owner, ettr, spent
+from everstep.core.history import Eviction
 from everstep.core.layouts import known_layout
 from everstep.core.mechanisms import Mechanism, mechanisms
-from everstep.core.state import Incident, Machine, Noted, Phase, State
+from everstep.core.standby import pool
+from everstep.core.state import Incident, Machine, Noted, Phase, RungTaken, State
 from everstep.diagnosis.words import Verdict
 from everstep.health import Counts
 from everstep.model import (
@@ -91,6 +94,35 @@ class LayoutView(Value, frozen=True, kw_only=True):
     """Between two sources; empty if there is none."""
 
 
+class EvictionView(Value, frozen=True, kw_only=True):
+    """One eviction, and what became known of the machine since."""
+
+    machine: MachineId
+    host: str
+    at: Seconds
+    why: str
+    incident: str
+    guilty: bool | None
+    """None: it is not known, or never will be."""
+    verdict: str
+    """Why, as a sentence."""
+    tests: int
+    passed: int
+    """Tests that it passed, one after the other."""
+    returned: bool
+    """It is back in the job."""
+
+
+class EvictionsView(Value, frozen=True, kw_only=True):
+    """How many machines were evicted, and how often that was wrong."""
+
+    count: int = 0
+    guilty: int = 0
+    innocent: int = 0
+    false_share: float | None = None
+    """Of those that got a verdict, the share that were innocent; None: none got one."""
+
+
 class StatusView(Value, frozen=True, kw_only=True):
     """Answer to /v1/status."""
 
@@ -101,6 +133,7 @@ class StatusView(Value, frozen=True, kw_only=True):
     nnodes: int
     nproc_per_node: int
     standbys: int
+    """The number that was asked for."""
     world_size: int
     finished_by_all: Step
     """Newest step that every rank of this generation finished, -1 for none."""
@@ -130,6 +163,27 @@ class StatusView(Value, frozen=True, kw_only=True):
     """Pages to people, and of the controller: what it found at its start, what it turned away."""
     alerts: tuple[AlertView, ...] = ()
     """The gravest first, then the oldest; of machines that are in the job or could be."""
+    code: CodeView = CodeView()
+    evictions: EvictionsView = EvictionsView()
+    machine_safe: Step | None = None
+    """The newest step that the memory of two machines holds whole; None: there is none."""
+    standbys_wanted: int = 0
+    """How many there should be now."""
+    standbys_why: str = ""
+    """Why, as a clause, if they follow the job's history."""
+
+
+class RungView(Value, frozen=True, kw_only=True):
+    """One step of the ladder: what one recovery did."""
+
+    rung: Rung
+    generation: Generation
+    failure: str
+    """Class of the failure that it answers."""
+    why: str
+    at: Seconds
+    action: str
+    """Id of the decision, for `everstep why`."""
 
 
 class IncidentView(Value, frozen=True, kw_only=True):
@@ -153,6 +207,11 @@ class IncidentView(Value, frozen=True, kw_only=True):
     seconds: dict[Owner, Seconds]
     cause: str = ""
     """What the evidence says, as a sentence; empty if there is none."""
+    planned: bool = False
+    """Nothing failed: ranks were stopped for other code, or for machines that came."""
+    version: str = ""
+    """Name of the code version that ran when it began."""
+    rungs: tuple[RungView, ...] = ()
 
 
 class IncidentsView(Value, frozen=True, kw_only=True):
@@ -163,10 +222,23 @@ class IncidentsView(Value, frozen=True, kw_only=True):
     seconds: dict[Owner, Seconds]
     """Of the whole job."""
     ettr: float | None
+    evictions: tuple[EvictionView, ...] = ()
+    evicted: EvictionsView = EvictionsView()
+
+
+def _failing_copies(state: State) -> list[str]:
+    """Training goes on without these copies, so somebody has to be told."""
+    failed, safe = state.backups_failed, state.safe
+    if failed < 2:  # one fails now and then: the order came too late
+        return _failing_disks(state)
+    since = "the last one on disk" if safe is None else f"step {safe.step}"
+    told = (
+        f"the newest {failed} backups failed: the loss of a machine costs the steps since {since}"
+    )
+    return [told, *_failing_disks(state)]
 
 
 def _failing_disks(state: State) -> list[str]:
-    """Training goes on without these copies, so somebody has to be told."""
     disks = {"disk": state.disk, "the machines' own disks": state.local_disk}
     return [
         f"the newest copy to {place} failed and is tried again: {tier.failed}"
@@ -177,7 +249,7 @@ def _failing_disks(state: State) -> list[str]:
 
 def status(state: State, now: Seconds, notes: tuple[str, ...] = ()) -> StatusView:
     """Where the job is. The state must have seen JobSubmitted."""
-    spec, incident = state.job, state.incident
+    spec, incident, wanted = state.job, state.incident, pool(state, now)
     return StatusView(
         job=spec.job,
         term=state.term,
@@ -202,8 +274,13 @@ def status(state: State, now: Seconds, notes: tuple[str, ...] = ()) -> StatusVie
         layout=_layout(state),
         mechanisms=mechanisms(state),
         outcome=_outcome(state),
-        notes=(*state.paged.values(), *_failing_disks(state), *notes),
+        notes=(*state.paged.values(), *_failing_copies(state), *notes),
         alerts=_alerts(state, now),
+        code=code(state, now),
+        evictions=_evicted(state),
+        machine_safe=state.safe.step if state.safe is not None else None,
+        standbys_wanted=wanted.wanted,
+        standbys_why=wanted.why,
     )
 
 
@@ -224,6 +301,35 @@ def incidents(state: State, now: Seconds) -> IncidentsView:
         incidents=tuple(_incident(state, incident, now) for incident in state.incidents),
         seconds=spent(state.account, now),
         ettr=ettr(state.account, now),
+        evictions=tuple(_eviction(each) for each in state.evictions),
+        evicted=_evicted(state),
+    )
+
+
+def _eviction(known: Eviction) -> EvictionView:
+    return EvictionView(
+        machine=known.machine,
+        host=known.host,
+        at=known.at,
+        why=known.why,
+        incident=known.incident,
+        guilty=known.guilty,
+        verdict=known.verdict,
+        tests=known.tests,
+        passed=known.passed,
+        returned=known.returned,
+    )
+
+
+def _evicted(state: State) -> EvictionsView:
+    guilty = sum(1 for each in state.evictions if each.guilty is True)
+    innocent = sum(1 for each in state.evictions if each.guilty is False)
+    known = guilty + innocent
+    return EvictionsView(
+        count=len(state.evictions),
+        guilty=guilty,
+        innocent=innocent,
+        false_share=innocent / known if known else None,
     )
 
 
@@ -243,6 +349,20 @@ def _incident(state: State, incident: Incident, now: Seconds) -> IncidentView:
         evicted=tuple(incident.evicted),
         failures=tuple(failure.text for failure in incident.failures),
         seconds=spent(state.account, now, incident=incident.incident),
+        planned=incident.planned,
+        version=name_of(state, incident.version),
+        rungs=tuple(_rung(taken) for taken in incident.rungs),
+    )
+
+
+def _rung(taken: RungTaken) -> RungView:
+    return RungView(
+        rung=taken.rung,
+        generation=taken.generation,
+        failure=taken.failure,
+        why=taken.why,
+        at=taken.at,
+        action=taken.action,
     )
 
 

@@ -15,12 +15,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 from msgspec.structs import replace
 
 from everstep.actions import (
     BackUpStep,
+    HoldVersion,
     InjectFault,
     Order,
     PersistStep,
@@ -28,6 +29,8 @@ from everstep.actions import (
     ReleaseMachine,
     StartRanks,
     StopRanks,
+    TestMachine,
+    TryVersion,
 )
 from everstep.core.agent_io import (
     AgentAction,
@@ -38,6 +41,8 @@ from everstep.core.agent_io import (
     ControllerDisconnected,
     DoFault,
     DoProbe,
+    DoTest,
+    FetchVersion,
     FindingsRead,
     ForkFailed,
     ForkRanks,
@@ -53,28 +58,25 @@ from everstep.core.agent_io import (
     RanksRemain,
     SendReport,
     SlotsRead,
+    Told,
+    TryImports,
 )
 from everstep.events import (
     AlertCleared,
     AlertRaised,
-    BackupFailed,
     BadNumber,
     EvidenceFound,
-    FaultInjected,
+    LossesCompared,
     MachineGroups,
     MachineNumbers,
-    MachineProbed,
     MachineProgress,
     Numbers,
-    PersistFailed,
     RankExited,
     RanksStarted,
     RanksStopped,
     RanksSurvived,
     Report,
     StartFailed,
-    StepBackedUp,
-    StepPersisted,
     TimerFired,
 )
 from everstep.model import (
@@ -103,19 +105,25 @@ REPORT_EVERY_S: Seconds = 1.0
 """Progress is told at most this often, except the first step of a generation."""
 
 
-Answer = (
-    RanksStopped
-    | RanksSurvived
-    | RanksStarted
-    | StartFailed
-    | StepPersisted
-    | PersistFailed
-    | StepBackedUp
-    | BackupFailed
-    | MachineProbed
-    | FaultInjected
-)
+Answer = RanksStopped | RanksSurvived | RanksStarted | StartFailed | Told
 """Reports that name the order they answer."""
+
+
+_Plain = (
+    PersistStep | BackUpStep | ProbeMachine | HoldVersion | TryVersion | TestMachine | InjectFault
+)
+_PLAIN: dict[type[Order], type[AgentAction]] = {
+    PersistStep: PersistShards,
+    BackUpStep: BackUpShards,
+    ProbeMachine: DoProbe,
+    HoldVersion: FetchVersion,
+    TryVersion: TryImports,
+    TestMachine: DoTest,
+    InjectFault: DoFault,
+}
+"""Orders that there is nothing to decide about here."""
+_OUTLAST_RANKS = (HoldVersion, TryVersion, TestMachine)
+"""Orders that are about the machine, not about its ranks: a restart does not call them off."""
 
 
 class AgentCore:
@@ -129,8 +137,8 @@ class AgentCore:
         self.generation: Generation = NO_GENERATION
         self.ranks: dict[Rank, RankStatus] = {}
         self._answers: OrderedDict[str, Answer] = OrderedDict()
-        self._working: dict[str, None] = {}
-        """Ids of the orders that the shell is carrying out."""
+        self._working: dict[str, type[Order]] = {}
+        """Ids of the orders that the shell is carrying out, and what they are."""
         self._leases = 0
         self._stopping: str | None = None
         """Id of the KillRanks whose result is awaited."""
@@ -183,7 +191,8 @@ class AgentCore:
         if order.generation < self.generation:
             return
         self.generation = order.generation
-        self._working = {order.id: None}
+        outlast = {key: kind for key, kind in self._working.items() if kind in _OUTLAST_RANKS}
+        self._working = {**outlast, order.id: StopRanks}
         self._stopping = order.id
         self._out.append(
             KillRanks(
@@ -193,6 +202,7 @@ class AgentCore:
                 generation=order.generation,
                 grace_s=order.grace_s,
                 within_s=order.within_s,
+                saved_within_s=order.saved_within_s,
             )
         )
 
@@ -218,7 +228,7 @@ class AgentCore:
         self._groups = None
         self._numbers = ()
         self._progress_at = now
-        self._working[order.id] = None
+        self._working[order.id] = StartRanks
         self._out.append(ForkRanks(id=order.id, cause=order.cause, why=order.why, order=order))
 
     def _found_started(self, order: StartRanks) -> RanksStarted | StartFailed:
@@ -239,29 +249,17 @@ class AgentCore:
             machine=self.machine, action=action, generation=generation, reason=reason
         )
 
-    def persist_step(self, order: PersistStep, now: Seconds) -> None:
+    def carry_out(self, order: _Plain, now: Seconds) -> None:
+        """The shell does it, whatever else is under way, and its words are the answer."""
         del now
-        self._working[order.id] = None
-        self._out.append(PersistShards(id=order.id, cause=order.cause, why=order.why, order=order))
-
-    def back_up_step(self, order: BackUpStep, now: Seconds) -> None:
-        del now
-        self._working[order.id] = None
-        self._out.append(BackUpShards(id=order.id, cause=order.cause, why=order.why, order=order))
-
-    def probe_machine(self, order: ProbeMachine, now: Seconds) -> None:
-        del now
-        self._working[order.id] = None
-        self._out.append(DoProbe(id=order.id, cause=order.cause, why=order.why, order=order))
-
-    def inject_fault(self, order: InjectFault, now: Seconds) -> None:
-        del now
-        self._working[order.id] = None
-        self._out.append(DoFault(id=order.id, cause=order.cause, why=order.why, order=order))
+        kind = type(order)
+        self._working[order.id] = kind
+        act: Any = _PLAIN[kind]
+        self._out.append(act(id=order.id, cause=order.cause, why=order.why, order=order))
 
     def release_machine(self, order: ReleaseMachine, now: Seconds) -> None:
         del now
-        self._working[order.id] = None
+        self._working[order.id] = ReleaseMachine
         self._out.append(LeaveMachine(id=order.id, cause=order.cause, why=order.why))
 
     # --- results ---
@@ -315,6 +313,7 @@ class AgentCore:
                 action=event.action,
                 generation=event.generation,
                 pids=event.pids,
+                reason=event.reason,
             )
         )
 
@@ -336,16 +335,7 @@ class AgentCore:
         if event.generation == self.generation and self._stopping is None:
             self._say(event, str(event.generation))
 
-    def answered(
-        self,
-        event: StepPersisted
-        | PersistFailed
-        | StepBackedUp
-        | BackupFailed
-        | MachineProbed
-        | FaultInjected,
-        now: Seconds,
-    ) -> None:
+    def answered(self, event: Told, now: Seconds) -> None:
         """The shell's own words are the answer."""
         del now
         self._finish(event)
@@ -446,6 +436,11 @@ class AgentCore:
             )
             self._say(self._groups, str(event.generation))
 
+    def losses_compared(self, event: LossesCompared, now: Seconds) -> None:
+        del now
+        if event.generation == self.generation:
+            self._say(event, str(event.generation))
+
     def controller_connected(self, event: ControllerConnected, now: Seconds) -> None:
         """Another controller may not have heard of the groups: nobody journals one machine's."""
         self.term = max(self.term, event.term)
@@ -508,11 +503,8 @@ class AgentCore:
 _ORDERS: dict[type[Order], Callable[[AgentCore, Any, Seconds], None]] = {
     StopRanks: AgentCore.stop_ranks,
     StartRanks: AgentCore.start_ranks,
-    PersistStep: AgentCore.persist_step,
-    BackUpStep: AgentCore.back_up_step,
-    ProbeMachine: AgentCore.probe_machine,
-    InjectFault: AgentCore.inject_fault,
     ReleaseMachine: AgentCore.release_machine,
+    **dict.fromkeys(_PLAIN, AgentCore.carry_out),
 }
 
 _HANDLERS: dict[type[AgentEvent], Callable[[AgentCore, Any, Seconds], None]] = {
@@ -530,11 +522,7 @@ _HANDLERS: dict[type[AgentEvent], Callable[[AgentCore, Any, Seconds], None]] = {
     FindingsRead: AgentCore.findings_read,
     ChecksRead: AgentCore.checks_read,
     GroupsRead: AgentCore.groups_read,
-    StepPersisted: AgentCore.answered,
-    PersistFailed: AgentCore.answered,
-    StepBackedUp: AgentCore.answered,
-    BackupFailed: AgentCore.answered,
-    MachineProbed: AgentCore.answered,
-    FaultInjected: AgentCore.answered,
+    LossesCompared: AgentCore.losses_compared,
     TimerFired: AgentCore.timer_fired,
+    **dict.fromkeys(get_args(Told), AgentCore.answered),
 }

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from everstep.actions import (
     BackUpStep,
+    HoldVersion,
     Imperative,
     InjectFault,
     Order,
     PersistStep,
     ProbeMachine,
     StartRanks,
+    TestMachine,
+    TryVersion,
 )
 from everstep.diagnosis.findings import Finding
 from everstep.events import (
@@ -23,7 +26,9 @@ from everstep.events import (
     BadNumber,
     Fact,
     FaultInjected,
+    LossesCompared,
     MachineProbed,
+    MachineTested,
     Numbers,
     PersistFailed,
     RankExited,
@@ -31,6 +36,9 @@ from everstep.events import (
     StepBackedUp,
     StepPersisted,
     TimerFired,
+    VersionHeld,
+    VersionNotHeld,
+    VersionTried,
 )
 from everstep.model import (
     NO_STEP,
@@ -101,11 +109,13 @@ class RanksGone(Fact, frozen=True, kw_only=True):
 
 
 class RanksRemain(Fact, frozen=True, kw_only=True):
-    """Killed processes would not go in time (uninterruptible sleep, say)."""
+    """Killed processes would not go in time (uninterruptible sleep, say), or keep a GPU."""
 
     action: str
     generation: Generation
     pids: tuple[int, ...]
+    reason: str = ""
+    """One clause; empty: these processes are still there. With it there may be no pids."""
 
 
 class SlotsRead(Fact, frozen=True, kw_only=True):
@@ -149,6 +159,20 @@ class GroupsRead(Fact, frozen=True, kw_only=True):
     seen: SeenGroups
 
 
+Told = (
+    StepPersisted
+    | PersistFailed
+    | StepBackedUp
+    | BackupFailed
+    | MachineProbed
+    | MachineTested
+    | VersionHeld
+    | VersionNotHeld
+    | VersionTried
+    | FaultInjected
+)
+"""What the shell says of an order is the answer to it, word for word."""
+
 AgentEvent = (
     OrderReceived
     | ControllerConnected
@@ -164,12 +188,8 @@ AgentEvent = (
     | FindingsRead
     | ChecksRead
     | GroupsRead
-    | StepPersisted
-    | PersistFailed
-    | StepBackedUp
-    | BackupFailed
-    | MachineProbed
-    | FaultInjected
+    | LossesCompared
+    | Told
     | TimerFired
 )
 
@@ -189,6 +209,8 @@ class KillRanks(Imperative, frozen=True, kw_only=True):
     generation: Generation
     grace_s: Seconds
     within_s: Seconds
+    saved_within_s: Seconds = 0.0
+    """Before that, wait at most so long for what ranks have finished to be saved."""
 
 
 class PersistShards(Imperative, frozen=True, kw_only=True):
@@ -207,6 +229,24 @@ class DoProbe(Imperative, frozen=True, kw_only=True):
     """Try to reach what the order names: MachineProbed."""
 
     order: ProbeMachine
+
+
+class FetchVersion(Imperative, frozen=True, kw_only=True):
+    """Get the order's code version into this machine's store: VersionHeld or VersionNotHeld."""
+
+    order: HoldVersion
+
+
+class TryImports(Imperative, frozen=True, kw_only=True):
+    """Have a fork of the launcher import what the script imports: VersionTried."""
+
+    order: TryVersion
+
+
+class DoTest(Imperative, frozen=True, kw_only=True):
+    """Test this machine: MachineTested."""
+
+    order: TestMachine
 
 
 class DoFault(Imperative, frozen=True, kw_only=True):
@@ -231,6 +271,9 @@ AgentAction = (
     | PersistShards
     | BackUpShards
     | DoProbe
+    | FetchVersion
+    | TryImports
+    | DoTest
     | DoFault
     | LeaveMachine
     | SendReport

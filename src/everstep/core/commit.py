@@ -43,9 +43,17 @@ from everstep.core.ettr import Owner
 from everstep.core.evidence import judged
 from everstep.core.layouts import LAYOUT
 from everstep.core.probing import forget_probe, forget_probes, probe_machine
-from everstep.core.quarantine import evicted, give_verdict, return_machine, test_machine
+from everstep.core.quarantine import (
+    evicted,
+    give_verdict,
+    release_machine,
+    return_machine,
+    stop_ranks,
+    test_machine,
+)
 from everstep.core.restore import safe_on_local_disks
 from everstep.core.slowdown import ranks_start
+from everstep.core.spreading import hold_version
 from everstep.core.state import (
     Backup,
     Expelled,
@@ -55,7 +63,14 @@ from everstep.core.state import (
     RungTaken,
     State,
 )
-from everstep.core.updates import hold_version, refuse_update, switch_code, try_version
+from everstep.core.trials import try_version
+from everstep.core.versions import (
+    code_starts,
+    generation_ends,
+    people_heard,
+    refuse_update,
+    switch_code,
+)
 from everstep.model import NO_STEP, Published, Seconds
 
 
@@ -96,6 +111,7 @@ def _close_incident(state: State, action: CloseIncident, now: Seconds) -> None:
 def _begin_generation(state: State, action: BeginGeneration, now: Seconds) -> None:
     """Everything older is void: its failures are the open incident's from here on."""
     incident = state.incident
+    generation_ends(state, now)
     state.planned = action.planned
     if incident is not None:
         known = {failure.event for failure in incident.failures}
@@ -124,7 +140,7 @@ def _begin_generation(state: State, action: BeginGeneration, now: Seconds) -> No
     if state.disk.persist is not None and not state.disk.persist.publishing:
         state.disk.persist = None
     for machine in state.machines.values():
-        machine.survived = ()
+        machine.survived, machine.not_freed = (), ""
     if state.finish is None:
         _enter(state, Phase.STOPPING, now)
     else:
@@ -156,6 +172,7 @@ def _take_rung(state: State, action: TakeRung, now: Seconds) -> None:
             rung=action.rung,
             generation=state.generation,
             failure=action.failure,
+            version=state.version,
             at=now,
             action=action.id,
             why=action.why,
@@ -164,7 +181,10 @@ def _take_rung(state: State, action: TakeRung, now: Seconds) -> None:
 
 
 def _stop_ranks(state: State, action: StopRanks, now: Seconds) -> None:
-    _await(state, action, now)
+    if state.machines[action.machine].evicted:
+        stop_ranks(state, action, now)
+    else:
+        _await(state, action, now)
 
 
 def _await(state: State, action: StopRanks | StartRanks, now: Seconds) -> None:
@@ -182,6 +202,7 @@ def _start_ranks(state: State, action: StartRanks, now: Seconds) -> None:
     _settle_history(state)
     _settle_evidence(state)
     ranks_start(state)
+    code_starts(state, now)
     _enter(state, Phase.STARTING, now)
     state.progress_at = now
     state.restored, state.restored_generation = action.restore, action.restore_generation
@@ -223,6 +244,7 @@ def _settle_history(state: State) -> None:
     if told:
         finished = min(m.finished for m in told)
         finished_at = max(m.finished_at for m in told if m.finished == finished)
+        state.proven = state.proven or finished > state.restored
     state.furthest = max(state.furthest, finished)
     incident.furthest = max(incident.furthest, finished)
     # One step was cut off; after that, ranks only waited for somebody to notice.
@@ -271,6 +293,7 @@ def _release_machine(state: State, action: ReleaseMachine, now: Seconds) -> None
         state.phase_since = now
         state.awaiting.clear()
     state.outstanding[action.id] = action
+    release_machine(state, action)
     if state.ending_ready:
         state.awaiting[action.machine] = action.id
 
@@ -292,7 +315,7 @@ def _evict_machine(state: State, action: EvictMachine, now: Seconds) -> None:
             tier.persist = None
     if machine.node_rank is not None:
         state.positions.pop(machine.node_rank, None)
-        machine.node_rank = None
+        machine.was, machine.node_rank = machine.node_rank, None
         state.single = state.safe is not None
         if state.incident is not None and action.accused:
             state.incident.cause = action.why
@@ -326,6 +349,7 @@ def _page_human(state: State, action: PageHuman, now: Seconds) -> None:
     del now
     state.paged[action.about] = action.why
     people_told(state, action.about)
+    people_heard(state, action.about)
     if action.about == LAYOUT:
         state.told_of_layout = action.why
 

@@ -25,9 +25,10 @@ from everstep.core.alerts import (
 from everstep.core.deciding import Deciding
 from everstep.core.evidence import accused_by_output, judged
 from everstep.core.guards import too_many_restarts
+from everstep.core.quarantine import acquitted, came_back
 from everstep.core.state import Machine, Phase, State
 from everstep.core.suspects import never_starts, pointed_at
-from everstep.model import MachineId, Seconds
+from everstep.model import NO_VERSION, MachineId, Seconds
 
 PAGES_MAX = 20
 """Matters that people are told of in one generation: a flood says no more."""
@@ -132,16 +133,30 @@ def tell_of_alerts(d: Deciding) -> list[ControllerAction]:
 
 
 def by_trust(state: State, standbys: Sequence[Machine], now: Seconds) -> list[list[Machine]]:
-    """Standbys in the order in which they are woken: first those that nothing speaks against.
+    """Standbys in the order in which they are woken: first those that nothing speaks against, of
+    these first those that can start at once.
 
     The others rather than nobody: their position would wait for a machine that may never come.
     """
-    tiers: list[list[Machine]] = [[], [], []]
+    tiers: list[list[Machine]] = [[], [], [], []]
     for machine in standbys:
         doubted = bool(doubts(state, machine, now))
         in_bad = any(lies_in(machine, unit) for unit in state.bad_units)
-        tiers[2 if doubted else int(in_bad)].append(machine)
+        trusted = 0 if _starts_at_once(state, machine) else 1
+        tiers[3 if doubted else 2 if in_bad else trusted].append(machine)
     return tiers
+
+
+def _starts_at_once(state: State, machine: Machine) -> bool:
+    """Nobody does before the job's start, and positions go by names then. Who was evicted before is
+    as good as who is not ready.
+    """
+    if state.phase is Phase.GATHERING:
+        return True
+    if came_back(state, machine.machine):
+        return False
+    held = state.version == NO_VERSION or state.version in (machine.versions or ())
+    return machine.ready and held
 
 
 def but(state: State, machine: MachineId, now: Seconds) -> str:
@@ -168,7 +183,8 @@ def _ruling(d: Deciding) -> list[Group]:
         return []
     accused = accusations(state, d.now, state.phase_since if stopped else None)
     if stopped and state.incident is not None:
-        accused += _by_failure(state, accused, d.now)
+        more = _by_failure(state, accused, d.now)
+        accused += [each for each in more if each.machine not in acquitted(state)]
     return groups_of(state, accused, d.now)
 
 

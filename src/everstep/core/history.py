@@ -1,6 +1,6 @@
 """Records that a job keeps for as long as it lives: its code versions and its evictions.
 
-Parts of State (state.py): changed by updates.py and quarantine.py alone.
+Parts of State (state.py): changed by versions.py and quarantine.py alone.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from enum import StrEnum
 
 import msgspec
 
+from everstep.events import LossesCompared
 from everstep.model import CodeVersion, MachineId, Seconds, Step
 
 
@@ -39,6 +40,10 @@ class Ran(msgspec.Struct, kw_only=True):
     """New steps that it did."""
     well: bool = False
     """It did enough steps, or ran for long enough, between two failures."""
+    stretch: int = 0
+    """New steps since ranks were started last."""
+    longest_s: Seconds = 0.0
+    """The longest time that it is known to have run between two failures."""
 
 
 class VersionBook(msgspec.Struct, kw_only=True):
@@ -63,15 +68,32 @@ class VersionBook(msgspec.Struct, kw_only=True):
     """Why it is refused or was rolled back."""
     detail: str = ""
     tried: bool = False
+    """It was imported."""
     trials: int = 0
     """Orders to try it so far."""
+    trial_at: Seconds = 0.0
+    """When the newest of them was given."""
+    tried_on: dict[MachineId, int] = {}
+    """Where to."""
+    untold: list[str] = []
+    """Trials of which nothing could be told, with the reason."""
+    problem: str = ""
+    """Why it does not import."""
     elsewhere: tuple[str, ...] = ()
     """Files that it imports and that are not versioned."""
+    asked: dict[MachineId, Seconds] = {}
+    """Machines that have not got it yet: when they were told to, or last failed."""
     not_held: dict[MachineId, int] = {}
-    """How often a machine said that it could not get it."""
+    """How often a machine said that it could not get it, or did not answer."""
+    reasons: dict[MachineId, str] = {}
+    """Why, the last time."""
     runs: list[Ran] = []
+    compared: dict[MachineId, LossesCompared] = {}
+    """What machines said of the losses of steps that were done again under it."""
     repeats: str = ""
     """Whether losses came out as before when steps were done again under it, as a sentence."""
+    to_tell: str = ""
+    """What people have yet to be told about that."""
 
 
 class Eviction(msgspec.Struct, kw_only=True):
@@ -88,11 +110,25 @@ class Eviction(msgspec.Struct, kw_only=True):
     """It had a position."""
     unit: str = ""
     incident: str = ""
+    back_as: MachineId = MachineId("")
+    """Name under which its host came back; empty: it did not, or under its own."""
+    quarantined: bool = False
+    """It is looked into: whoever owns it leaves it where it is."""
+    asked: str = ""
+    """Id of the newest order to stop its ranks or to test it."""
+    asked_at: Seconds = 0.0
     tests: int = 0
     """Orders to test it so far."""
     passed: int = 0
-    """Tests that it passed, one after the other."""
+    """Tests that it passed."""
+    untold: int = 0
+    """Tests of which nothing came."""
+    failed: str = ""
+    """What it failed at, as a clause."""
+    told: str = ""
+    """What the newest test told, as a clause."""
     tested_at: Seconds = 0.0
+    """When it did."""
     guilty: bool | None = None
     """None: not known yet, or never."""
     verdict: str = ""

@@ -32,10 +32,15 @@ from everstep.actions import (
     ReleaseMachine,
     StartRanks,
     StopRanks,
+    TestMachine,
     WakeStandby,
 )
 from everstep.core.alerts import ALERTS_MAX, STRIKES_MAX, usable
+from everstep.core.code_watch import CodeWatch
 from everstep.core.ettr import spent
+from everstep.core.history import Condition
+from everstep.core.ladder_watch import LadderWatch
+from everstep.core.outcasts import Outcasts
 from everstep.core.state import Phase, State
 from everstep.core.witnesses import Witnesses
 from everstep.events import (
@@ -92,7 +97,8 @@ class Watch:
         self.incident = ""
         """The open one."""
         self.positions: dict[NodeRank, MachineId] = {}
-        self.evicted: dict[MachineId, str] = {}
+        self.outcasts = Outcasts()
+        """Who was evicted, and what became of them."""
         self.stopped: dict[MachineId, RanksStopped] = {}
         """Of the current generation."""
         self.started: dict[NodeRank, StartRanks] = {}
@@ -104,8 +110,15 @@ class Watch:
         """What each machine said last that it keeps for others."""
         self._actions: dict[str, ControllerAction] = {}
         self._witnesses = Witnesses()
+        self.ladder = LadderWatch()
+        self.code = CodeWatch()
         self._expelled: list[tuple[Seconds, str]] = []
         """When what was evicted because something spoke against it: machines, or units as one."""
+
+    @property
+    def evicted(self) -> dict[MachineId, str]:
+        """Those that are, and why."""
+        return self.outcasts.why
 
     def see(
         self, event: ControllerEvent, actions: Sequence[ControllerAction], now: Seconds
@@ -114,13 +127,23 @@ class Watch:
         self.seq += 1
         must(now >= self.time, f"event {self.seq} is of {now}, the one before of {self.time}")
         self.time = now
+        self.outcasts.hear(event, now)
         self._take(event)
         self._witnesses.hear(event, now)
+        for wrong in self.code.hear(event, now):
+            must(False, wrong)
         for number, action in enumerate(actions):
             self._check_action(action, number)
+            for wrong in self.code.see(action, now):
+                must(False, wrong)
+            wrong = self.outcasts.problem(action)
+            must(not wrong, wrong)
             check = _CHECKS.get(type(action))
             if check is not None:
                 check(self, action)
+        if self.spec is not None:
+            for wrong in self.ladder.see(actions, self.spec.policy):
+                must(False, wrong)
 
     def _take(self, event: ControllerEvent) -> None:
         if isinstance(event, JobSubmitted):
@@ -156,8 +179,10 @@ class Watch:
         return self.spec.ranks_of(node_rank)
 
     def _is_answer(self, event: RanksStopped) -> bool:
+        """The first one: what is told again tells of what was."""
         order = self._actions.get(event.action)
-        return isinstance(order, StopRanks) and order.generation == self.generation
+        again = event.machine in self.stopped and self.stopped[event.machine].action == event.action
+        return isinstance(order, StopRanks) and order.generation == self.generation and not again
 
     def _check_action(self, action: ControllerAction, number: int) -> None:
         name = f"{type(action).__name__} {action.id}"
@@ -171,7 +196,7 @@ class Watch:
         must(not self.ended, f"{name} came after the end")
         if isinstance(action, Order) and action.machine is not None:
             why = self.evicted.get(action.machine)
-            allowed = why is None or isinstance(action, ReleaseMachine)
+            allowed = why is None or isinstance(action, StopRanks | TestMachine | ReleaseMachine)
             must(allowed, f"{name} goes to {action.machine}, which was evicted: {why}")
         self._actions[action.id] = action
 
@@ -204,8 +229,6 @@ class Watch:
         self.positions[action.node_rank] = action.machine
 
     def evict_machine(self, action: EvictMachine) -> None:
-        must(action.machine not in self.evicted, f"{action.machine} was evicted twice")
-        self.evicted[action.machine] = action.why
         for node_rank, machine in list(self.positions.items()):
             if machine == action.machine:
                 del self.positions[node_rank]
@@ -385,6 +408,19 @@ def check_state(state: State, now: Seconds) -> None:
     _check_account(state, now)
     _check_incidents(state)
     _check_alerts(state)
+    _check_versions(state)
+
+
+def _check_versions(state: State) -> None:
+    """What runs is the one version that runs, and people's names for them are unique."""
+    runs = [v for v, book in state.versions.items() if book.condition is Condition.RUNNING]
+    must(runs == ([state.version] if state.version else []), f"versions {runs} run at once")
+    numbers = sorted(book.number for book in state.versions.values())
+    must(numbers == list(range(1, len(numbers) + 1)), f"versions have the numbers {numbers}")
+    for version, book in state.versions.items():
+        must(book.code.version == version, f"{version} has become {book.code.version}")
+        still = [run for run in book.runs if run.until is None]
+        must(len(still) == (version == state.version), f"v{book.number} runs {len(still)} times")
 
 
 def _check_alerts(state: State) -> None:

@@ -122,8 +122,8 @@ HEIGHT = {
     Rung.EVICT_REPLAYED: 5,
     Rung.HUMAN: 6,
 }
-"""For one class of failure it never grows less until a restart is proven, but for evictions and
-what people ask for."""
+"""For one class of failure it never grows less until a restart is proven, but for evictions, for
+what people ask for, and for a reattempt where nothing higher can be taken."""
 AFTER_PROOF = HEIGHT[Rung.ROLLBACK]
 """No higher for a failure that comes again although a restart was proven in between."""
 CHANGES = frozenset({Rung.HOT_UPDATE, Rung.RESIZE})
@@ -198,14 +198,10 @@ def why_not(state: State, rung: Rung, failure: str, now: Seconds) -> str:
     """Why this rung cannot be taken now for this class of failure; empty if it can."""
     if rung is not Rung.ROLLBACK:
         return NOT_YET.get(rung, "")
-    target = rollback_target(state, now)
-    if target.version is None:
-        return target.why
     if failure == FailureKind.NOT_STARTED:
         return "ranks that cannot be started have run no code"
-    if came_before(state, failure, now):
-        return f"{failure} came before this version of the code, too"
-    return ""
+    target = rollback_target(state, now, failure)
+    return "" if target.version is not None else target.why
 
 
 # --- where a class of failure stands -------------------------------------------------------------
@@ -234,19 +230,9 @@ def _before(state: State, failure: str, now: Seconds) -> _Stand | None:
         if earlier.closed_at is None or earlier.closed_at < since:
             return None
         mine = [taken for taken in earlier.rungs if taken.failure == failure]
-        if mine and earlier.version == state.version and mine[-1].at >= since:
+        if mine and mine[-1].version == state.version and mine[-1].at >= since:
             return _Stand(taken=mine[-1], proven=max(0, state.furthest - earlier.furthest))
     return None
-
-
-def came_before(state: State, failure: str, now: Seconds) -> bool:
-    """Whether the same class of failure was seen under other code lately: then code is not it."""
-    since = now - state.job.policy.recent_code_s
-    return any(
-        earlier.version != state.version
-        and any(taken.failure == failure and taken.at >= since for taken in earlier.rungs)
-        for earlier in state.incidents
-    )
 
 
 # --- what a failure is ---------------------------------------------------------------------------

@@ -21,6 +21,10 @@ def bad_numbers(state: State, event: MetricAbnormal, now: Seconds) -> Failure | 
     What a script that is not attached prints is only told: none of its steps is kept, to be
     restored.
     """
+    over = state.phase is Phase.STOPPING or bool(state.failures)
+    if over and event.generation == state.last_started:
+        _spoil(state, event)
+        return None
     running = state.phase in (Phase.STARTING, Phase.RUNNING)
     if event.generation != state.generation or state.failures or not running:
         return None
@@ -28,6 +32,7 @@ def bad_numbers(state: State, event: MetricAbnormal, now: Seconds) -> Failure | 
         state.abnormal.append(event)
         return None
     at_once = NO_STEP < state.restored >= event.first_bad - AT_ONCE_STEPS
+    at_once = at_once and not _other_code(state)
     step = min(event.first_bad, state.restored) if at_once else event.first_bad
     state.spoiled.append(Spoiled(through=state.generation, step=step))
     state.numeric = Numeric(
@@ -37,6 +42,27 @@ def bad_numbers(state: State, event: MetricAbnormal, now: Seconds) -> Failure | 
     )
     text = f"training's numbers are worth nothing: {event.why}"
     return Failure(event=state.seq, at=now, text=text, kind=FailureKind.NUMBERS)
+
+
+def _spoil(state: State, event: MetricAbnormal) -> None:
+    """Told after its ranks had failed of something else: what they saved is worth nothing."""
+    known = any(
+        each.through >= event.generation and each.step <= event.first_bad for each in state.spoiled
+    )
+    if event.kind in (Kind.NOT_FINITE, Kind.MISSING) and not event.logged and not known:
+        state.spoiled.append(Spoiled(through=event.generation, step=event.first_bad))
+
+
+def _other_code(state: State) -> bool:
+    """Whether this generation is the first of a version that never ran: then that is to blame, and
+    not what it restored.
+    """
+    book = state.versions.get(state.version)
+    if book is None or state.incident is None or not state.incident.rungs:
+        return False
+    taken = state.incident.rungs[-1]
+    new = len(book.runs) == 1 and book.number > 1
+    return new and taken.generation == state.generation and book.runs[0].since >= taken.at
 
 
 def got_past(state: State, finished: Step) -> None:

@@ -38,9 +38,13 @@ from everstep.core.evidence import evidence_found
 from everstep.core.guards import UNUSABLE
 from everstep.core.numeric import bad_numbers, got_past
 from everstep.core.probing import forget_probe, forget_probes, machine_probed
-from everstep.core.quarantine import machine_tested
+from everstep.core.quarantine import machine_came as evicted_machine_came
+from everstep.core.quarantine import machine_tested, new_term
 from everstep.core.resize import machines_requested
+from everstep.core.restore import history_goes_on
 from everstep.core.slowdown import speed_fell, step_took
+from everstep.core.spreading import joined
+from everstep.core.standby import standbys_at_first
 from everstep.core.state import (
     Failure,
     FailureKind,
@@ -48,15 +52,13 @@ from everstep.core.state import (
     Phase,
     State,
 )
-from everstep.core.updates import (
+from everstep.core.trials import version_held, version_not_held, version_tried
+from everstep.core.versions import (
     job_came,
     losses_compared,
     rollback_requested,
     steps_done,
     update_requested,
-    version_held,
-    version_not_held,
-    version_tried,
 )
 from everstep.events import (
     AlertCleared,
@@ -97,7 +99,7 @@ from everstep.events import (
     VersionNotHeld,
     VersionTried,
 )
-from everstep.model import Copy, MachineId, Published, Rank, Seconds
+from everstep.model import NO_STEP, Copy, MachineId, Published, Rank, Seconds
 
 
 def observe(state: State, event: ControllerEvent, now: Seconds) -> None:
@@ -122,7 +124,7 @@ def _answers_its_order(state: State, event: ControllerEvent) -> bool:
 def _job_submitted(state: State, event: JobSubmitted, now: Seconds) -> None:
     state.spec = event.spec
     state.published = list(event.published)
-    state.requested = event.spec.nnodes + event.spec.standbys
+    state.requested = event.spec.nnodes + standbys_at_first(event.spec)
     state.phase_since = state.progress_at = now
     state.account.switch(Owner.WAITING, now)
     job_came(state, now)
@@ -135,6 +137,7 @@ def _controller_started(state: State, event: ControllerStarted, now: Seconds) ->
     """A new term: no agent is connected to it yet, and every patience starts anew."""
     state.term = event.term
     forget_probes(state)
+    new_term(state, now)
     for machine in state.machines.values():
         machine.ordered_at = now
         if machine.connected:
@@ -169,12 +172,14 @@ def _nothing(state: State, event: ControllerEvent, now: Seconds) -> None:
 
 def _machine_joined(state: State, event: MachineJoined, now: Seconds) -> None:
     machine = state.machines.get(event.machine)
+    new, restarted = machine is None, machine is not None and machine.agent != event.agent
     if machine is None:
         machine = Machine(
             machine=event.machine, agent=event.agent, address=event.address, host=event.host
         )
         state.machines[event.machine] = machine
         state.requested = max(0, state.requested - 1)
+    evicted_machine_came(state, machine, new=new, restarted=restarted)
     if machine.node_rank is not None and not any(m.connected for m in state.members()):
         state.heard_since = now
     machine.agent, machine.address, machine.host = event.agent, event.address, event.host
@@ -184,7 +189,7 @@ def _machine_joined(state: State, event: MachineJoined, now: Seconds) -> None:
     machine.local_disk = event.local_disk
     machine.shard_port = event.shard_port
     machine.shard_address = event.shard_address or event.address
-    machine.versions = None if event.versions is None else dict.fromkeys(event.versions)
+    joined(state, machine, event.versions)
     machine.ready = event.ready
     # Booted anew, it knows nothing of what it proved, and is asked again before ranks start.
     machine.stopped_for = min(machine.stopped_for, event.generation)
@@ -325,12 +330,16 @@ def _ranks_stopped(state: State, event: RanksStopped, now: Seconds) -> None:
     if machine is not None:
         if event.generation > machine.start_ordered:
             _gone(state, machine)
-        machine.survived = ()
+        machine.survived, machine.not_freed = (), ""
         machine.stopped_for = event.generation
         machine.store_port = event.store_port
         machine.copies, machine.backups = event.copies, event.backups
         machine.local_disk = event.local_disk
-        machine.finished = event.finished
+        # A machine that returned may still show what its ranks did long ago.
+        lately = machine.start_ordered == state.last_started
+        if lately and event.finished > state.restored:
+            history_goes_on(state)
+        machine.finished = event.finished if lately else NO_STEP
         machine.finished_at = now - max(0.0, event.finished_age_s)
 
 
@@ -339,7 +348,7 @@ def _ranks_survived(state: State, event: RanksSurvived, now: Seconds) -> None:
     machine = _answered(state, event.machine, event.action)
     if machine is not None:
         _gone(state, machine)  # killed, only not buried
-        machine.survived = event.pids
+        machine.survived, machine.not_freed = event.pids, event.reason
 
 
 def _ranks_started(state: State, event: RanksStarted, now: Seconds) -> None:
@@ -441,6 +450,8 @@ def _step_progress(state: State, event: StepProgress, now: Seconds) -> None:
     state.loss = event.loss
     if event.finished_by_all <= state.finished_by_all:
         return
+    if state.finished_by_all == NO_STEP:
+        history_goes_on(state)
     state.finished_by_all = event.finished_by_all
     state.progress_at = max(state.progress_at, now - max(0.0, event.age_s))
     _account_progress(state)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from everstep.actions import StartRanks
-from everstep.core import quarantine, resize, updates
+from everstep.core import quarantine, resize, spreading, trials, updates
 from everstep.core.evicting import due_later
 from everstep.core.probing import given_up, probe_at
 from everstep.core.state import Machine, Phase, State
@@ -29,11 +29,11 @@ def lost_at(state: State, machine: Machine, *, unheard: bool) -> tuple[Seconds, 
     """
     if machine.evicted or machine.released or state.finish is not None:
         return None
-    if machine.lost:
-        return AT_ONCE, machine.lost
-    if machine.survived:
-        pids = ", ".join(map(str, machine.survived))
-        return AT_ONCE, f"its old ranks could not be killed (pids {pids})"
+    at_once = machine.lost or spreading.lost_without_code(state, machine)
+    if at_once:
+        return AT_ONCE, at_once
+    if machine.left_behind:
+        return AT_ONCE, machine.left_behind
     if not machine.connected:
         unreachable = given_up(state, machine)
         if unreachable:
@@ -112,7 +112,9 @@ def heard_until(state: State, machine: Machine) -> Seconds:
 def lost_machines(state: State, now: Seconds) -> list[tuple[Machine, str]]:
     """Machines that count as lost by now, with the reason."""
     suspects = [state.machines[name] for name in (*state.silent, *state.awaiting)]
-    suspects += [m for m in state.members() if m.survived]
+    suspects += [m for m in state.members() if m.left_behind]
+    if state.phase is Phase.STOPPING:
+        suspects += [m for m in state.members() if spreading.lost_without_code(state, m)]
     found: dict[str, tuple[Machine, str]] = {}
     unheard = may_train_unheard(state)
     for machine in suspects:
@@ -194,6 +196,8 @@ def deadlines(state: State) -> Iterator[Seconds]:
     if state.phase is Phase.STOPPING:
         yield publish_hold_until(state)
     yield state.backup_not_before
+    yield from spreading.deadlines(state)
+    yield from trials.deadlines(state)
     yield from updates.deadlines(state)
     yield from quarantine.deadlines(state)
     yield from resize.deadlines(state)

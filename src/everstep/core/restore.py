@@ -16,11 +16,12 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from everstep.core.state import Machine, State
+from everstep.core.state import Machine, Spoiled, State
 from everstep.model import (
     NO_GENERATION,
     NO_STEP,
     Copy,
+    Generation,
     MachineId,
     Published,
     Rank,
@@ -29,6 +30,8 @@ from everstep.model import (
     ranks_in,
 )
 
+LEFT_MAX = 64
+"""Restarts whose left-behind copies are known one by one."""
 SCRATCH = Published(step=NO_STEP, generation=NO_GENERATION)
 
 
@@ -166,18 +169,54 @@ def choose_from(state: State) -> Choice:
     copies = copies_of(state)
     sound = _sound(state, copies)
     choice = choose(ranks, sound)
+    if state.overlap_to is not None and choice.copy.step > state.overlap_to:
+        choice = _further_back(ranks, sound, state.overlap_to)
     if sound == copies:
         return choice
     bad = ", ".join(str(each.step) for each in state.spoiled)
     return replace(choice, why=f"{choice.why}; not counted is what was saved of bad steps ({bad})")
 
 
+def _further_back(ranks: Sequence[Rank], copies: Copies, step: Step) -> Choice:
+    """The newest step that is no newer than this one, so that some are done again.
+
+    Without one, the oldest that is complete: to begin anew is not what was asked for.
+    """
+    choice = choose(ranks, _up_to(copies, step))
+    if choice.copy != SCRATCH:
+        return replace(choice, why=f"{choice.why}, up to step {step}: the rest is done again")
+    kept = (*copies.local, *(copy for _, copy in copies.backups), *copies.local_disk)
+    steps = {copy.step for copy in kept} | {entry.step for entry in copies.published}
+    for oldest in sorted(steps):
+        choice = choose(ranks, _up_to(copies, oldest))
+        if choice.copy != SCRATCH:
+            break
+    why = f"no copy of step {max(step, 0)} or an older one is kept; the oldest there is serves"
+    return replace(choice, why=f"{why}: {choice.why}, up to step {choice.copy.step}")
+
+
+def _up_to(copies: Copies, step: Step) -> Copies:
+    return replace(
+        copies,
+        local=tuple(copy for copy in copies.local if copy.step <= step),
+        backups=tuple((name, copy) for name, copy in copies.backups if copy.step <= step),
+        local_disk=tuple(copy for copy in copies.local_disk if copy.step <= step),
+        published=tuple(copy for copy in copies.published if copy.step <= step),
+    )
+
+
 def only_spoiled(state: State) -> bool:
-    """Whether there are copies, but all of them from steps after the numbers went bad."""
+    """Whether a step could be restored, but only one from after the numbers went bad.
+
+    Single copies of older steps may be left: they are no step that all ranks have.
+    """
+    if not state.spoiled:
+        return False
+    ranks = [Rank(rank) for rank in range(state.job.world_size)]
     copies = copies_of(state)
-    sound = _sound(state, copies)
-    left = (*sound.local, *sound.backups, *sound.local_disk, *sound.published)
-    return copies != sound and not left
+    if choose(ranks, _sound(state, copies)).copy != SCRATCH:
+        return False
+    return choose(ranks, copies).copy != SCRATCH
 
 
 def _sound(state: State, copies: Copies) -> Copies:
@@ -201,7 +240,7 @@ def copies_of(state: State) -> Copies:
 
     But not what was no use before: it would be fetched again and again.
     """
-    return Copies(
+    copies = Copies(
         local=tuple(
             copy
             for machine in state.members()
@@ -234,6 +273,40 @@ def copies_of(state: State) -> Copies:
             for rank in state.job.ranks_of(machine.node_rank)
         ),
         compared=tuple(state.compared),
+    )
+    return _living(state, copies)
+
+
+def history_goes_on(state: State) -> None:
+    """The newest generation has done a step of its own: what older ones had beyond what it began
+    with is none of the history any more.
+
+    Its members have dropped that. A machine that was evicted and returns may not have.
+    """
+    through, step = Generation(state.last_started - 1), Step(state.restored + 1)
+    older = [each for each in state.left if each.step < step and each.through < through]
+    left = [*older, Spoiled(through=through, step=step)]
+    if len(left) > LEFT_MAX:
+        # Two as one: of generations that are long over, a little more is not restored.
+        left[:2] = [Spoiled(through=left[1].through, step=left[0].step)]
+    state.left = left
+
+
+def _lives(state: State, copy: Copy) -> bool:
+    """Whether training went on from this copy, or can still do so."""
+    gone = (each for each in state.left if copy.generation <= each.through)
+    return all(copy.step < each.step for each in gone)
+
+
+def _living(state: State, copies: Copies) -> Copies:
+    """Without what training has left behind: only machines that return can have such copies."""
+    if not any(each.returned for each in state.evictions):
+        return copies
+    return replace(
+        copies,
+        local=tuple(c for c in copies.local if _lives(state, c)),
+        backups=tuple((m, c) for m, c in copies.backups if _lives(state, c)),
+        local_disk=tuple(c for c in copies.local_disk if _lives(state, c)),
     )
 
 

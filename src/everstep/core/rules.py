@@ -39,7 +39,7 @@ from everstep.actions import (
     TakeRung,
     WakeStandby,
 )
-from everstep.core import ladder, patience, resize, updates
+from everstep.core import ladder, patience, resize, spreading, trials, updates
 from everstep.core.deciding import Deciding, Planned
 from everstep.core.ending import end_of_job
 from everstep.core.evicting import (
@@ -404,12 +404,15 @@ def wake_standbys(d: Deciding) -> list[ControllerAction]:
 
 
 def assign(free: list[NodeRank], standbys: list[Machine]) -> list[tuple[NodeRank, MachineId]]:
-    """Positions for standbys: as asked on their command line, else in order of their names."""
+    """Positions for standbys: as asked on their command line, or the one that a machine had before
+    its eviction, since its memory may hold those shards; else in order of their names.
+    """
     left = sorted(standbys, key=lambda machine: _natural(machine.machine))
     chosen: dict[NodeRank, MachineId] = {}
     for machine in list(left):
-        if machine.asked is not None and machine.asked in free and machine.asked not in chosen:
-            chosen[machine.asked] = machine.machine
+        wanted = machine.asked if machine.asked is not None else machine.was
+        if wanted is not None and wanted in free and wanted not in chosen:
+            chosen[wanted] = machine.machine
             left.remove(machine)
     for node_rank in free:
         if node_rank not in chosen and left:
@@ -437,7 +440,7 @@ def start_ranks(d: Deciding) -> list[ControllerAction]:
     state = d.state
     if state.phase is not Phase.STOPPING or state.awaiting or not state.full:
         return []
-    if updates.code_is_missing(state) or patience.old_ranks_may_run(state):
+    if spreading.lacks_code(state) or patience.old_ranks_may_run(state):
         return []
     if d.now < patience.publish_hold_until(state):
         return []
@@ -559,6 +562,7 @@ RULES: tuple[Rule, ...] = (
     finish_when_done,
     open_incident,
     refuse_to_loop,
+    spreading.give_up_without_code,
     evict_lost,
     evict_accused,
     evict_standbys,
@@ -575,8 +579,9 @@ RULES: tuple[Rule, ...] = (
     persist_step,
     back_up_step,
     probe_silent,
-    updates.hold_versions,
-    updates.try_pending,
+    trials.try_pending,
+    spreading.hold_versions,
+    updates.tell,
     tell_of_proof,
     resize.tell_of_shortage,
     tell_of_early_exits,

@@ -100,6 +100,8 @@ class Machine(msgspec.Struct, kw_only=True):
     asked: NodeRank | None = None
     node_rank: NodeRank | None = None
     """Its position; None while it is a standby, and after its eviction."""
+    was: NodeRank | None = None
+    """The position that it had when it was evicted: its memory may hold those ranks' shards."""
     connected: bool = True
     silent_since: Seconds = 0.0
     """Meaningful while not connected."""
@@ -124,6 +126,8 @@ class Machine(msgspec.Struct, kw_only=True):
     released: bool = False
     survived: tuple[int, ...] = ()
     """Pids that would not die for the newest StopRanks."""
+    not_freed: str = ""
+    """What ranks that died for it still keep, as a clause."""
     boot_id: str = ""
     """Of its kernel: stand-ins share one. Empty: unknown."""
     units: tuple[str, ...] = ()
@@ -137,6 +141,14 @@ class Machine(msgspec.Struct, kw_only=True):
     """
     ready: bool = False
     """Its launcher is warm, and its checks have looked at everything once."""
+
+    @property
+    def left_behind(self) -> str:
+        """What is left of its old ranks, as a clause; empty if nothing is known to be."""
+        if self.not_freed:
+            return f"its old ranks are not proven gone: {self.not_freed}"
+        pids = ", ".join(map(str, self.survived))
+        return f"its old ranks could not be killed (pids {pids})" if pids else ""
 
 
 class FailureKind(StrEnum):
@@ -178,6 +190,8 @@ class RungTaken(msgspec.Struct, kw_only=True, frozen=True):
     """The one that it led to."""
     failure: str
     """Class of the failure that it answers."""
+    version: VersionId = NO_VERSION
+    """The code that ran when it failed."""
     at: Seconds
     action: str
     why: str
@@ -257,7 +271,7 @@ class Backup(msgspec.Struct, kw_only=True):
 
 
 class Spoiled(msgspec.Struct, kw_only=True, frozen=True):
-    """Copies that must not be restored: loss or gradients were not finite by then."""
+    """Copies that must not be restored."""
 
     through: Generation
     """Of this generation and older ones,"""
@@ -370,10 +384,13 @@ class State(msgspec.Struct, kw_only=True):
     rollback: RollbackRequested | None = None
     """Requested and not done yet."""
     rollback_event: int = 0
+    rollback_at: Seconds = 0.0
     planned: Rung | None = None
     """What the ranks of the generation before were stopped for, although they were well."""
     compare_through: Step = NO_STEP
     """The newest generation compares the losses of steps up to this one."""
+    overlap_to: Step | None = None
+    """The generation that is about to start restores this step or an older one; None: any."""
     evictions: list[Eviction] = []
     """All of them, oldest first."""
     heard_since: Seconds = 0.0
@@ -413,6 +430,9 @@ class State(msgspec.Struct, kw_only=True):
     evidence: list[Evidence] = []
     """What the output of ranks says about causes, since the last start."""
     spoiled: list[Spoiled] = []
+    left: list[Spoiled] = []
+    """Copies that are none of the history any more: training went on from an older step. Members
+    drop theirs; a machine that returns may still have them."""
     numeric: Numeric | None = None
     abnormal: list[MetricAbnormal] = []
     """Numbers that people are to be told of."""

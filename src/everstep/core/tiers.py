@@ -12,8 +12,10 @@ import math
 
 from everstep.actions import ControllerAction, PersistStep, PublishStep
 from everstep.core.deciding import Deciding
+from everstep.core.history import VersionBook
 from everstep.core.restore import safe_on_local_disks
 from everstep.core.state import Phase, State
+from everstep.core.updates import waits_for_copy
 from everstep.model import NO_STEP, Generation, Seconds, Step, Value
 
 DISK_LEAD_S: Seconds = 2.0
@@ -74,13 +76,17 @@ def _due(d: Deciding, *, local_disk: bool) -> _Due | None:
     every = spec.local_disk_every if local_disk else spec.disk_every
     if every.never or d.now < tier.not_before or (local_disk and not spec.local_directory):
         return None
-    if every.seconds and d.now < tier.begun_at + every.seconds:
+    again = None if local_disk else waits_for_copy(state, d.now)
+    steps, seconds = (every.steps, every.seconds) if again is None else (0, 0.0)
+    # A newer one would take the place of the one that grows old enough for `again`.
+    grows = again is not None and bool(state.published)
+    if grows or (seconds and d.now < tier.begun_at + seconds):
         return None
     place = "each machine's own disk" if local_disk else "disk"
-    why = f"a step goes to {place} {every}"
+    why = f"a step goes to {place} {every}" if again is None else _for_overlap(again)
     if backs_up(state) and not _pausing(d):
         safe = state.safe
-        if safe is None or safe.step < tier.after + max(1, every.steps) or state.single:
+        if safe is None or safe.step < tier.after + max(1, steps) or state.single:
             return None
         return _Due(
             local_disk=local_disk,
@@ -89,7 +95,7 @@ def _due(d: Deciding, *, local_disk: bool) -> _Due | None:
             why=f"{why}; step {safe.step} is the newest machine-safe one",
         )
     newest = max(state.finished_by_one, state.finished_by_all)
-    step = _next(state, tier.after, every.steps)
+    step = _next(state, tier.after, steps)
     if step is None:
         return None
     return _Due(
@@ -98,6 +104,10 @@ def _due(d: Deciding, *, local_disk: bool) -> _Due | None:
         generation=state.generation,
         why=f"{why}; the newest finished step is {newest}",
     )
+
+
+def _for_overlap(book: VersionBook) -> str:
+    return f"v{book.number} is to begin {book.overlap} steps back, and no step is kept on disk"
 
 
 def _next(state: State, after: Step, steps: int) -> Step | None:

@@ -9,7 +9,13 @@ from __future__ import annotations
 from itertools import combinations
 
 from everstep.diagnosis.words import Verdict
-from everstep.events import AlertRaised, ControllerEvent, EvidenceFound, MachineJoined
+from everstep.events import (
+    AlertRaised,
+    ControllerEvent,
+    EvidenceFound,
+    MachineJoined,
+    StartFailed,
+)
 from everstep.health import Counts
 from everstep.model import MachineId, Seconds
 
@@ -25,6 +31,7 @@ class Witnesses:
         """Of which anything was said."""
         self._enough: dict[MachineId, None] = {}
         self._struck: dict[MachineId, list[Seconds]] = {}
+        self._not_started: dict[MachineId, int] = {}
         self._printed = False
         self._boots: dict[MachineId, str] = {}
 
@@ -34,6 +41,10 @@ class Witnesses:
             self.machines[event.machine] = None
         elif isinstance(event, AlertRaised):
             self._hear_alert(event, now)
+        elif isinstance(event, StartFailed):
+            failed = self._not_started
+            failed[event.machine] = failed.get(event.machine, 0) + 1
+            self.machines[event.machine] = None
         elif isinstance(event, MachineJoined):
             former = self._boots.get(event.machine)
             if former and event.boot_id and former != event.boot_id:
@@ -54,4 +65,5 @@ class Witnesses:
         """Whether somebody said enough. What ranks print may accuse any machine."""
         strikes = self._struck.get(machine, [])
         twice = any(abs(a - b) > APART_S for a, b in combinations(strikes, 2))
+        twice = twice or self._not_started.get(machine, 0) > 1
         return self._printed or machine in self._enough or twice

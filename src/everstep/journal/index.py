@@ -21,19 +21,34 @@ from typing import Any
 
 import msgspec
 
-from everstep.actions import ControllerAction, PersistStep, PublishStep
+from everstep.actions import (
+    BackUpStep,
+    ControllerAction,
+    HoldVersion,
+    PersistStep,
+    PublishStep,
+    TestMachine,
+)
 from everstep.events import (
+    BackupFailed,
+    ControllerEvent,
+    JobSubmitted,
+    MachineReady,
+    MachineTested,
     PersistFailed,
+    StepBackedUp,
     StepPersisted,
     StepProgress,
     StepPublished,
     TimerFired,
+    UpdateRequested,
+    VersionHeld,
 )
 from everstep.journal.records import HEADER, Entry, Reader, read_at
 from everstep.journal.snapshots import RECORDS
 from everstep.model import Seconds, UserError, Value
 
-LAYOUT = 1
+LAYOUT = 2
 """Raised by one whenever the tables change: an index of another layout is built anew."""
 STORY_MAX = 400
 """Lines of one story. A start of 10,000 machines is one event and 10,000 orders."""
@@ -46,10 +61,12 @@ _TABLES = (
     "CREATE TABLE events (seq INTEGER PRIMARY KEY, offset INTEGER, answers TEXT, routine INTEGER)",
     "CREATE INDEX events_answers ON events (answers)",
     """CREATE TABLE actions (id TEXT PRIMARY KEY, seq INTEGER, number INTEGER, name TEXT,
-       cause TEXT, machine TEXT, incident TEXT, routine INTEGER)""",
+       cause TEXT, machine TEXT, incident TEXT, version TEXT, routine INTEGER)""",
     "CREATE INDEX actions_seq ON actions (seq)",
     "CREATE INDEX actions_machine ON actions (machine)",
     "CREATE INDEX actions_incident ON actions (incident)",
+    "CREATE INDEX actions_version ON actions (version)",
+    "CREATE TABLE versions (seq INTEGER, version TEXT, number INTEGER)",
 )
 _ROUTINE = (
     StepProgress,
@@ -59,6 +76,14 @@ _ROUTINE = (
     StepPersisted,
     PersistFailed,
     StepPublished,
+    BackUpStep,
+    StepBackedUp,
+    BackupFailed,
+    HoldVersion,
+    VersionHeld,
+    TestMachine,
+    MachineTested,
+    MachineReady,
 )
 """What goes on during an incident as at any time: told only where it led to something."""
 
@@ -121,7 +146,9 @@ class Index:
 
         An action or event: the chain of causes that led to it, and what it led to at once. An
         incident: its facts and decisions from the first symptom to its end. A machine: its
-        eviction, else the newest decision about it. Raises UnknownId, JournalCorrupt, OSError.
+        newest eviction and what became of it, else the newest decision about it. A code version
+        (v3, or its id): who sent it, its trials, and when it was put in place or refused. Raises
+        UnknownId, JournalCorrupt, OSError.
         """
         self.catch_up()
         ids = self._with_causes(self._named(ref))
@@ -132,23 +159,60 @@ class Index:
 
     def _named(self, ref: str) -> list[str]:
         """Ids of the events and actions that the story of `ref` begins with."""
-        incident = self._all("SELECT seq FROM actions WHERE incident = ? ORDER BY seq", ref)
-        if incident:
-            return self._window(incident[0][0], incident[-1][0] if len(incident) > 1 else None)
-        action = self._all(
-            "SELECT id FROM actions WHERE id = ?1 OR machine = ?1 "
-            "ORDER BY name = 'EvictMachine' DESC, seq DESC LIMIT 1",
+        window = self._all(
+            "SELECT MIN(seq), MAX(CASE name WHEN 'CloseIncident' THEN seq END) FROM actions "
+            "WHERE incident = ?",
             ref,
         )
-        if action:
-            answers = self._all("SELECT seq FROM events WHERE answers = ?", action[0][0])
-            return [action[0][0], *(str(seq) for (seq,) in answers)]
+        if window[0][0] is not None:
+            return self._window(*window[0])
+        found = self._version(ref) or self._machine(ref)
+        if not found:
+            found = self._all("SELECT id FROM actions WHERE id = ?", ref)
+        if found:
+            told = [one for (one,) in found]
+            answers = [
+                self._all("SELECT CAST(seq AS TEXT) FROM events WHERE answers = ?", one)
+                for one in told
+            ]
+            return [*told, *(seq for each in answers for (seq,) in each)]
         if ref.isascii() and ref.isdigit() and self._offset(int(ref)) is not None:
             led_to = self._all("SELECT id FROM actions WHERE seq = ?", int(ref))
             return [ref, *(one for (one,) in led_to)]
         raise UnknownId(
             f'Nothing in the journal is called "{ref}": give an action (say 412.0), an event '
-            "(412), an incident or a machine; `everstep incidents` lists the incidents."
+            "(412), an incident, a machine or a code version (v2); `everstep incidents` lists the"
+            " incidents."
+        )
+
+    def _machine(self, name: str) -> list[tuple[str]]:
+        """Its newest eviction, and what was decided of that since; else the newest decision."""
+        evicted = self._all(
+            "SELECT seq FROM actions WHERE machine = ? AND name = 'EvictMachine' "
+            "ORDER BY seq DESC LIMIT 1",
+            name,
+        )
+        if not evicted:
+            return self._all(
+                "SELECT id FROM actions WHERE machine = ? ORDER BY seq DESC LIMIT 1", name
+            )
+        return self._all(
+            "SELECT id FROM actions WHERE machine = ? AND seq >= ? "
+            "AND name IN ('EvictMachine', 'TestMachine', 'GiveVerdict', 'ReturnMachine') "
+            "ORDER BY seq",
+            name,
+            evicted[0][0],
+        )
+
+    def _version(self, name: str) -> list[tuple[str]]:
+        """Its requests, and the decisions about it but for who was told to get it."""
+        return self._all(
+            "WITH named AS (SELECT seq, version FROM versions WHERE version = ?1 "
+            "OR 'v' || number = ?1 OR (LENGTH(?1) >= 6 AND SUBSTR(version, 1, LENGTH(?1)) = ?1)) "
+            "SELECT CAST(seq AS TEXT) FROM named UNION ALL "
+            "SELECT id FROM actions WHERE version IN (SELECT version FROM named) "
+            "AND name IN ('TryVersion', 'SwitchCode', 'RefuseUpdate')",
+            name,
         )
 
     def _window(self, first: int, last: int | None) -> list[str]:
@@ -298,9 +362,24 @@ def _insert(db: sqlite3.Connection, entry: Entry) -> None:
         "INSERT INTO events VALUES (?, ?, ?, ?)", (record.seq, entry.offset, answers, routine)
     )
     db.executemany(
-        "INSERT INTO actions VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+        "INSERT INTO actions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
         [_row(record.seq, number, action) for number, action in enumerate(record.actions)],
     )
+    version = _version_of(record.event)
+    if version:
+        db.execute(
+            "INSERT INTO versions SELECT ?1, ?2, COALESCE("
+            "(SELECT number FROM versions WHERE version = ?2), "
+            "(SELECT COUNT(DISTINCT version) + 1 FROM versions))",
+            (record.seq, version),
+        )
+
+
+def _version_of(event: ControllerEvent) -> str:
+    """The code version that came with this event; people call them v1, v2... in this order."""
+    if isinstance(event, JobSubmitted):
+        return event.spec.code.version
+    return event.code.version if isinstance(event, UpdateRequested) else ""
 
 
 def _row(seq: int, number: int, action: ControllerAction) -> tuple[object, ...]:
@@ -312,6 +391,7 @@ def _row(seq: int, number: int, action: ControllerAction) -> tuple[object, ...]:
         action.cause,
         getattr(action, "machine", None),
         getattr(action, "incident", None),
+        getattr(action, "version", None),
         isinstance(action, _ROUTINE),
     )
 

@@ -10,8 +10,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from msgspec.structs import replace
-
 from everstep import wire
 from everstep.actions import StartRanks
 from everstep.core.agent import AgentCore
@@ -24,11 +22,15 @@ from everstep.core.agent_io import (
     ControllerDisconnected,
     DoFault,
     DoProbe,
+    DoTest,
+    FetchVersion,
+    FindingsRead,
     ForkFailed,
     ForkRanks,
     GroupsRead,
     KillRanks,
     LeaveMachine,
+    NumbersRead,
     OrderReceived,
     PersistShards,
     RanksAdopted,
@@ -37,19 +39,21 @@ from everstep.core.agent_io import (
     RanksRemain,
     SendReport,
     SlotsRead,
+    TryImports,
 )
+from everstep.diagnosis.findings import Speaker
 from everstep.events import (
     UNJOURNALLED,
     AlertCleared,
     AlertRaised,
-    BackupFailed,
+    BadNumber,
     FaultInjected,
     MachineJoined,
     MachineProbed,
+    MachineReady,
     MachineReleased,
     RankExited,
     Report,
-    StepBackedUp,
     TimerFired,
 )
 from everstep.model import (
@@ -64,10 +68,14 @@ from everstep.model import (
     Seconds,
     Term,
 )
+from everstep.sim.backing_up import BACKUP, BackingUp
+from everstep.sim.code import NOT_FOUND, WRONG_CALL, findings
+from everstep.sim.holding import Holding
 from everstep.sim.network import Connection
-from everstep.sim.parts import cannot_fetch, part_of, replicated
+from everstep.sim.parts import cannot_fetch
 from everstep.sim.persisting import DISK, LOCAL_DISK, LOOK_AT_SAVES_S, Persisting, Works
 from everstep.sim.records import VERSION
+from everstep.sim.testing import tested
 from everstep.sim.training import Process
 
 if TYPE_CHECKING:
@@ -77,6 +85,8 @@ RETRY_S: Seconds = 0.5
 LAST_WORD_WITHIN_S: Seconds = 3.0
 SHARD_PORT = 7000
 FORKING_S: Seconds = 0.1
+ASKED_S: Seconds = 0.1
+"""To test the machine."""
 SETTLED_S: Seconds = 0.1
 """More than it takes to hear of the end of a killed process."""
 
@@ -100,6 +110,8 @@ class Agent:
         self._forking = False
         self._works = Works()
         self._persisting = Persisting(machine, self._works, self._after, self._tell)
+        self._backing_up = BackingUp(machine, self._works, self._after, self._tell)
+        self._holding = Holding(machine, self._after, self._tell)
 
     def start(self) -> None:
         """Adopt what runs, look for a controller, look at the ranks from time to time."""
@@ -129,20 +141,33 @@ class Agent:
         elif isinstance(action, ForkRanks):
             self._fork(action, self._ground.schedule.now)
         elif isinstance(action, KillRanks):
-            self._works.cancel(DISK, LOCAL_DISK, "backup")
+            self._works.cancel(DISK, LOCAL_DISK, BACKUP)
             self._machine.fenced = max(self._machine.fenced, action.generation)
-            self._kill(action, self._works.begin("kill"))
-        elif isinstance(action, PersistShards):
+            self._kill(action, self._works.begin("kill"), self._ground.schedule.now)
+        elif isinstance(action, LeaveMachine):
+            self._works.cancel(DISK, LOCAL_DISK, BACKUP, "kill")
+            self._leave(action, 0.0)
+        else:
+            self._work_on(action)
+
+    def _work_on(self, action: AgentAction) -> None:
+        """What has nothing to do with starting and ending."""
+        if isinstance(action, PersistShards):
             self._persisting.begin(action)
         elif isinstance(action, BackUpShards):
-            self._back_up(action, self._works.begin("backup"))
+            self._backing_up.begin(action)
+        elif isinstance(action, FetchVersion):
+            self._holding.get(action.order)
+        elif isinstance(action, TryImports):
+            self._holding.try_it(action.order)
+        elif isinstance(action, DoTest):
+            takes_s = self._ground.rng.uniform(0.1, 5.0) * self._machine.slowness
+            self._after(takes_s, lambda: self._tell(tested(self._machine, action)))
         elif isinstance(action, DoProbe):
             self._probe(action)
-        elif isinstance(action, DoFault):
-            self._do_fault(action)
         else:
-            self._works.cancel(DISK, LOCAL_DISK, "backup", "kill")
-            self._leave(action, 0.0)
+            assert isinstance(action, DoFault)
+            self._do_fault(action)
 
     def _remember(self) -> None:
         memory, core = self._machine.memory, self._core
@@ -179,6 +204,10 @@ class Agent:
     def rank_ended(self, process: Process) -> None:
         """The keeper has noted how it ended."""
         assert process.exit is not None
+        if process.error in (NOT_FOUND, WRONG_CALL):
+            speaker = Speaker(rank=process.rank, machine=self._machine.name)
+            found = findings(process.error, speaker, process.generation)
+            self._tell(FindingsRead(generation=process.generation, findings=found))
         self._tell(
             RankExited(
                 machine=self._machine.name,
@@ -212,11 +241,22 @@ class Agent:
                     step_s=processes[0].step_s,
                 )
             )
+            self._look_at_numbers(processes)
         deadline = self._core.next_deadline()
         if deadline is not None and deadline <= now:
             self._tell(TimerFired())
         self._put(*self._link.due(now))
         self._after(self._ground.options.look_s, self._look)
+
+    def _look_at_numbers(self, processes: list[Process]) -> None:
+        """What is not finite, and what came of steps that were done again."""
+        now = self._ground.schedule.now
+        gang = self._ground.gangs[self._core.generation]
+        for process in processes:
+            if gang.nan_from is not None and process.finished(now)[0] >= gang.nan_from:
+                bad = BadNumber(rank=process.rank, step=gang.nan_from)
+                self._tell(NumbersRead(generation=gang.generation, bad=bad))
+                return
 
     def _fork(self, action: ForkRanks, since: Seconds) -> None:
         """Ask the launcher, once it is there."""
@@ -285,12 +325,16 @@ class Agent:
         generation = action.order.generation
         self._tell(ForkFailed(action=action.id, generation=generation, reason=reason))
 
-    def _kill(self, action: KillRanks, token: object) -> None:
+    def _kill(self, action: KillRanks, token: object, since: Seconds) -> None:
         """A fork under way is awaited; then the old ranks are asked and killed."""
         if not self._works.doing("kill", token):
             return
         if self._forking:
-            self._after(FORKING_S, partial(self._kill, action, token))
+            self._after(FORKING_S, partial(self._kill, action, token, since))
+            return
+        waited_s = self._ground.schedule.now - since
+        if waited_s < action.saved_within_s and self._unsaved(action.generation):
+            self._after(LOOK_AT_SAVES_S, partial(self._kill, action, token, since))
             return
         for process in self._doomed(action.generation):
             process.stuck = process.stuck or self._machine.sticks
@@ -299,6 +343,14 @@ class Agent:
                 self._machine.kill(process, ExitStatus(signal=15))
         deadline = self._ground.schedule.now + action.within_s
         self._after(0.01, partial(self._prove, action, token, deadline))
+
+    def _unsaved(self, generation: Generation) -> bool:
+        """Whether a rank that is to end has finished a step that is not saved yet."""
+        now = self._ground.schedule.now
+        return any(
+            process.finished(now)[0] > NO_STEP and process.memory.free_at > now
+            for process in self._doomed(generation)
+        )
 
     def _doomed(self, generation: Generation) -> list[Process]:
         return [p for p in self._machine.running() if p.generation < generation]
@@ -368,73 +420,6 @@ class Agent:
         )
 
     # --- other orders ---
-
-    def _back_up(self, action: BackUpShards, token: object) -> None:
-        """Wait until every local rank has saved the step, then send it."""
-        if not self._works.doing("backup", token):
-            return
-        order, slots = action.order, self._machine.own_slots()
-        for memory in slots:
-            memory.pin_for_backup(order.step, order.safe if order.safe != NO_STEP else None)
-        problem, waiting = self._machine.saved(slots, order)
-        if problem:
-            self._not_backed_up(action, problem)
-        elif waiting:
-            self._after(LOOK_AT_SAVES_S, partial(self._back_up, action, token))
-        else:
-            self._send_shards(action, token)
-
-    def _send_shards(self, action: BackUpShards, token: object) -> None:
-        order = action.order
-        begun: list[tuple[Machine, Agent | None, int]] = []
-        for peer in order.peers:
-            target = self._ground.machines[peer.machine]
-            if not target.serves(order.generation):
-                self._not_backed_up(action, f"{peer.machine} takes no shards")
-                return
-            index = target.kept.begin(part_of(self._ground.options, order, peer.rank), order.safe)
-            begun.append((target, target.agent, index))
-        transfer_s = self._ground.options.transfer_s * self._ground.rng.uniform(0.5, 1.5)
-        takes_s = max(order.spread_s, transfer_s)
-        self._after(takes_s, partial(self._sent, action, token, begun))
-
-    def _sent(
-        self, action: BackUpShards, token: object, begun: list[tuple[Machine, Agent | None, int]]
-    ) -> None:
-        order, machine = action.order, self._machine.name
-        if not self._works.doing("backup", token):
-            return
-        for peer, (target, agent, index) in zip(order.peers, begun, strict=True):
-            part = part_of(self._ground.options, order, peer.rank)
-            if not target.serves(order.generation) or target.agent is not agent:
-                self._not_backed_up(action, f"{peer.machine} broke the connection")
-                return
-            if replace(part, replicas=()) not in self._machine.slots(peer.rank).copies():
-                self._not_backed_up(action, f"rank {peer.rank} overwrote the step")
-                return
-            target.kept.commit(index, part)
-        self._tell(
-            StepBackedUp(
-                machine=machine,
-                action=order.id,
-                step=order.step,
-                replicated=replicated(self._ground.options, order),
-            )
-        )
-
-    def _not_backed_up(self, action: BackUpShards, reason: str) -> None:
-        machine, order = self._machine.name, action.order
-        for slots in self._machine.own_slots():
-            slots.pin_for_backup(None, order.safe if order.safe != NO_STEP else None)
-        self._tell(
-            BackupFailed(
-                machine=machine,
-                action=order.id,
-                step=order.step,
-                reason=reason,
-                late="has overwritten" in reason,
-            )
-        )
 
     def _do_fault(self, action: DoFault) -> None:
         order, machine = action.order, self._machine
@@ -541,7 +526,7 @@ class Agent:
             machine=self._machine.name,
             agent=self.name,
             address=f"address-of-{self._machine.name}",
-            host="host",
+            host=self._machine.host,
             boot_id=self._machine.boot_id,
             units=self._machine.units,
             version=VERSION,
@@ -551,7 +536,14 @@ class Agent:
             backups=self._machine.kept.copies(),
             local_disk=self._machine.local_disk.copies,
             shard_port=SHARD_PORT if self._ground.options.spec.backs_up else 0,
+            versions=tuple(self._machine.code),
+            ready=self._machine.launchers > 0,
         )
+
+    def ready(self) -> None:
+        """The launcher is warm for the first time."""
+        if self.connection is not None:
+            self._send(MachineReady(machine=self._machine.name))
 
     def closed(self, connection: Connection) -> None:
         """The connection is gone."""

@@ -36,6 +36,12 @@ class Monitor:
         self._held.pop(result.key, None)
         return AlertCleared(machine=self._machine, check=result.check, item=result.item)
 
+    def grave(self) -> str:
+        """What would evict it, if anything holds that would."""
+        grave = (Verdict.EVICT, Verdict.SUSPECT)
+        held = (result for result, _ in self._held.values() if result.verdict in grave)
+        return next((result.why for result in held), "")
+
     def holding(self, now: Seconds) -> list[AlertRaised]:
         """What a new agent says first."""
         return [

@@ -75,7 +75,13 @@ class Cluster:
                 self._say_lost(machine.name)
 
     def _boot(self, name: MachineId) -> None:
-        self.machines[name] = Machine(name, self._ground)
+        """Sometimes it is a host that was here before under another name."""
+        used = {machine.host for machine in self.alive}
+        free = sorted({machine.host for machine in self.machines.values()} - used)
+        ground = self._ground
+        again = free and not ground.calm and ground.rng.random() < ground.options.hosts_again
+        host = ground.rng.choice(free) if again else f"host-{name}"
+        self.machines[name] = Machine(name, ground, host)
 
     def _say_lost(self, machine: MachineId) -> None:
         if self._report is not None:

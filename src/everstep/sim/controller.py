@@ -19,6 +19,7 @@ from everstep.actions import (
 )
 from everstep.core.controller import ControllerCore
 from everstep.core.intake import Intake
+from everstep.core.quarantine import taken_away
 from everstep.core.state import State
 from everstep.events import (
     ControllerEvent,
@@ -28,6 +29,7 @@ from everstep.events import (
     JobSubmitted,
     MachineJoined,
     MachineLost,
+    MachineReleased,
     MachineSilent,
     MachinesRequested,
     OutputLines,
@@ -96,9 +98,8 @@ class Controller:
             self._loop.take(Incoming(started), self._act)
         if self.alive:
             self._cluster.report_to(self.report)
-            for machine in self.state.machines.values():
-                if machine.evicted:
-                    self._cluster.release(machine.machine)
+            for machine in self.state.machines:
+                self._give_back(machine)
             self._loop.run(self._act)
             self._ground.schedule.after(LOOK_S, self._look)
 
@@ -139,6 +140,12 @@ class Controller:
     def _act(self, event: ControllerEvent, actions: list[ControllerAction]) -> None:
         for action in (*actions, *self._repeated(event, actions)):
             self._carry_out(action)
+        if isinstance(event, MachineReleased | MachineSilent):
+            self._give_back(event.machine)
+
+    def _give_back(self, machine: MachineId) -> None:
+        if taken_away(self.state, machine):
+            self._cluster.release(machine)
 
     def _repeated(
         self, event: ControllerEvent, actions: list[ControllerAction]
@@ -158,7 +165,7 @@ class Controller:
         elif isinstance(action, Order):
             self._order(action)
         elif isinstance(action, EvictMachine):
-            self._cluster.release(action.machine)
+            self._give_back(action.machine)
         elif isinstance(action, RequestMachines):
             reason = self._cluster.request(action.count, action.id)
             self.post(MachinesRequested(action=action.id, reason=reason))

@@ -6,12 +6,14 @@ from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING
 
-from everstep.model import Generation, MachineId, Step
+from everstep.actions import StartRanks
+from everstep.model import Generation, MachineId, Published
+from everstep.sim.code import Codes
 from everstep.sim.disk import Disk
-from everstep.sim.options import Options
+from everstep.sim.options import Options, Script
 from everstep.sim.records import Ledger
 from everstep.sim.schedule import Schedule
-from everstep.sim.training import Gang
+from everstep.sim.training import Gang, Start
 from everstep.sim.truth import Truth
 
 if TYPE_CHECKING:
@@ -33,7 +35,8 @@ class Ground:
         self.rng = Random(options.seed)  # noqa: S311 -- a seed that is printed, not a secret
         self.disk = Disk(options.spec.world_size, options.spec.checkpoint.keep)
         self.ledger = Ledger()
-        self.truth = Truth(self.disk)
+        self.codes = Codes(options.spec.code.version, options.seed)
+        self.truth = Truth(self.disk, attached=options.script is not Script.UNATTACHED)
         self.calm = False
         """Whether faults are over."""
         self.controller: Peer | None = None
@@ -43,13 +46,26 @@ class Ground:
         self.gangs: dict[Generation, Gang] = {}
         self._pids = 0
 
-    def gang(self, generation: Generation, restore: Step) -> Gang:
+    def gang(self, order: StartRanks) -> Gang:
         """The processes of this generation."""
-        gang = self.gangs.get(generation)
+        gang = self.gangs.get(order.generation)
         if gang is None:
-            gang = self.gangs[generation] = Gang(generation, restore, self.options, self.schedule)
+            start = Start(
+                version=order.version,
+                flaws=self.codes.flaws(order.version),
+                spoiled=self.spoiled(
+                    Published(step=order.restore, generation=order.restore_generation)
+                ),
+            )
+            gang = Gang(order, start, self.options, self.schedule)
+            self.gangs[order.generation] = gang
             gang.on_begin, gang.on_step = self.truth.began, self.truth.stepped
         return gang
+
+    def spoiled(self, copy: Published) -> bool:
+        """Whether there is nan in it."""
+        gang = self.gangs.get(copy.generation)
+        return gang is not None and gang.nan_from is not None and copy.step >= gang.nan_from
 
     def next_pid(self) -> int:
         self._pids += 1

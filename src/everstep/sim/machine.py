@@ -14,6 +14,7 @@ from everstep.actions import BackUpStep, PersistStep, StartRanks
 from everstep.model import (
     NO_GENERATION,
     NO_STEP,
+    NO_VERSION,
     Copy,
     ExitStatus,
     Generation,
@@ -21,6 +22,7 @@ from everstep.model import (
     NodeRank,
     Rank,
     Term,
+    VersionId,
 )
 from everstep.sim.agent import Agent
 from everstep.sim.checks import Monitor
@@ -31,6 +33,8 @@ from everstep.sim.options import SLOWNESS
 from everstep.sim.training import Process
 
 KILLED = ExitStatus(signal=9)
+IN_PLACE = 0.7
+"""Share of machines where the code that the job was submitted with lies as it was."""
 
 
 class Memory(msgspec.Struct, kw_only=True):
@@ -45,8 +49,9 @@ class Memory(msgspec.Struct, kw_only=True):
 class Machine:
     """One machine. Its agent works through it."""
 
-    def __init__(self, name: MachineId, ground: Ground) -> None:
+    def __init__(self, name: MachineId, ground: Ground, host: str) -> None:
         self.name = name
+        self.host = host
         self.ground = ground
         self.alive = True
         self.reachable = True
@@ -61,6 +66,8 @@ class Machine:
         self.slowness = SLOWNESS if slow else 1.0
         self.boots = 0
         self.launcher_up = False
+        self.launchers = 0
+        """So many were warm, one after the other."""
         self.breaks_forks = 0
         """So many of the next forks fail."""
         self.sticks = False
@@ -68,6 +75,10 @@ class Machine:
         self.memory = Memory()
         self.kept = KeptMemory()
         self.local_disk = LocalDisk()
+        first = ground.options.spec.code.version
+        in_place = first != NO_VERSION and ground.rng.random() < IN_PLACE
+        self.code: dict[VersionId, None] = {first: None} if in_place else {}
+        """Versions that ranks could run here. They lie on its disk."""
         self.fenced = NO_GENERATION
         """Backups that older generations ordered are refused."""
         ground.machines[name] = self
@@ -100,6 +111,9 @@ class Machine:
 
     def _launcher_ready(self) -> None:
         self.launcher_up = True
+        self.launchers += 1
+        if self.launchers == 1 and self.agent is not None:
+            self.agent.ready()
 
     def kill_launcher(self) -> None:
         """The keeper starts it again, and it imports torch again."""
@@ -129,6 +143,7 @@ class Machine:
             process.stuck = False
             self.kill(process)
         self._forget()
+        self.code = {}
         self.local_disk = LocalDisk()
 
     def reboot(self) -> None:
@@ -237,7 +252,7 @@ class Machine:
         for slots in self.all_slots():
             slots.drop_newer(order.restore)
         self.local_disk.drop_newer(order.restore)
-        gang = ground.gang(order.generation, order.restore)
+        gang = ground.gang(order)
         forked = []
         for index, rank in enumerate(ranks[:count]):
             self.slots(rank).keep_restored(order.restore)
@@ -245,7 +260,7 @@ class Machine:
             process.pid, process.slowness = ground.next_pid(), self.slowness
             process.on_end = self._ended
             process.linked = self.answers
-            ground.truth.forked(process, order)
+            ground.truth.forked(process, order, self.code)
             self.processes[index] = process
             forked.append(process)
         for process in forked:

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from functools import partial
 
 from everstep.core.faults import objection
-from everstep.events import FaultRequested, StopRequested
+from everstep.events import FaultRequested, RollbackRequested, StopRequested
 from everstep.health import Result
-from everstep.model import ExitStatus, Fault, RankError
+from everstep.model import NO_VERSION, ExitStatus, Fault, RankError
 from everstep.sim.checks import MAKERS, down_link, foreign, hung_storage, kernel_fault
 from everstep.sim.machine import Machine
 from everstep.sim.options import Harm
@@ -195,6 +195,25 @@ class Nemesis:
         request = FaultRequested(fault=self._rng.choice(list(Fault)))
         if controller.alive and objection(controller.state, request) is None:
             controller.post(request)
+
+    def update(self) -> None:
+        """Somebody sends other code."""
+        controller = self._world.controller
+        if controller.alive and controller.state.version != NO_VERSION:
+            flaws = self._ground.options.flaws
+            controller.post(self._ground.codes.request(controller.state, flaws))
+
+    def update_twice(self) -> None:
+        """Two at once: the second one mostly knows of the first."""
+        self.update()
+        self.update()
+
+    def rollback(self) -> None:
+        """Somebody wants an earlier version, often without a name; it may never have run."""
+        controller = self._world.controller
+        if controller.alive and controller.state.version != NO_VERSION:
+            version = self._rng.choice([None, *controller.state.versions])
+            controller.post(RollbackRequested(by="somebody", version=version))
 
     def ask_to_stop(self) -> None:
         if self._world.controller.alive and self._rng.random() < 0.1:

@@ -11,8 +11,11 @@ from __future__ import annotations
 from enum import StrEnum
 from random import Random
 
+from msgspec.structs import replace
+
 from everstep.model import (
     CheckpointSpec,
+    CodeSpec,
     Every,
     Generation,
     GroupShape,
@@ -22,7 +25,9 @@ from everstep.model import (
     Seconds,
     SeenGroups,
     Value,
+    VersionId,
 )
+from everstep.sim.code import Flaw
 
 SLOWNESS = 3.0
 MANY = 1000
@@ -52,6 +57,9 @@ class Harm(StrEnum):
     ALERT = "alert"
     ALERT_MANY = "alert_many"
     FLAP = "flap"
+    UPDATE = "update"
+    UPDATE_TWICE = "update_twice"
+    ROLLBACK = "rollback"
 
 
 class Script(StrEnum):
@@ -122,8 +130,18 @@ class Options(Value, frozen=True, kw_only=True):
     refused: float
     """Share of requests for machines that the cluster refuses."""
     snapshot_every: int
+    hosts_again: float
+    """Share of new machines whose host was here before, if there is such a one."""
     kernel_of: int
     """So many machines are stand-ins on one kernel."""
+    flaws: tuple[Flaw, ...]
+    """What versions that are sent may have."""
+    crash_after: float
+    """Steps that a version does on average which crashes now and then."""
+    not_held: float
+    """Share of orders to get a version that fail."""
+    untold: float
+    """Share of trials of a version that come to nothing."""
     groups: tuple[SeenGroups, ...]
     """What the ranks of one generation after the other tell of their parallel groups."""
 
@@ -139,28 +157,11 @@ def draw(seed: int) -> Options:
     steps = rng.randint(30, 120)
     more = Random(f"backups of {seed}")  # noqa: S311 -- older seeds stay as they were otherwise
     later = Random(f"local disks of {seed}")  # noqa: S311 -- the same
-    spec = JobSpec(
-        job=JobId("sim"),
-        uid="00000000",
-        command=("train.py",),
-        working_dir="/",
-        nnodes=nnodes,
-        nproc_per_node=nproc,
-        standbys=rng.choice([0, 0, 1, 2]),
-        checkpoint=CheckpointSpec(
-            directory="/checkpoints",
-            local_directory="/local",
-            local_disk_every=later.choice([Every(), Every(steps=7), Every(seconds=5.0)]),
-            disk_every=Every(steps=rng.choice([0, 5, 10, 20])),
-            keep=rng.choice([2, 2, 3]),
-            backup=more.random() < 0.7,
-            backup_every=more.choice([1, 3, 10]),
-        ),
-        policy=_policy(rng),
-    )
+    spec = _spec(seed, rng, more, later, (nnodes, nproc))
     script = _script(rng)
     checks = Random(f"checks of {seed}")  # noqa: S311 -- the same
-    harms = _harms(rng, later, checks)
+    updates = Random(f"updates of {seed}")  # noqa: S311 -- the same
+    harms = _harms(rng, later, checks, updates)
     return Options(
         seed=seed,
         spec=spec,
@@ -187,21 +188,58 @@ def draw(seed: int) -> Options:
         released=rng.choice([0.0, 0.5, 1.0]),
         refused=rng.choice([0.0, 0.5]),
         snapshot_every=rng.choice([3, 20, 1000]),
+        hosts_again=Random(f"hosts of {seed}").choice([0.0, 0.5]),  # noqa: S311
         kernel_of=checks.choice([1, 1, 2, 100]),
+        flaws=_flaws(updates, script),
+        crash_after=updates.choice([3.0, 30.0]),
+        not_held=updates.choice([0.0, 0.0, 0.3]),
+        untold=updates.choice([0.0, 0.0, 0.3]),
         groups=_groups(more, nnodes * nproc),
     )
 
 
-def _harms(rng: Random, later: Random, checks: Random) -> tuple[Harm, ...]:
+def _spec(seed: int, rng: Random, more: Random, later: Random, sizes: tuple[int, int]) -> JobSpec:
+    nnodes, nproc = sizes
+    return JobSpec(
+        job=JobId("sim"),
+        uid="00000000",
+        command=("train.py",),
+        working_dir="/",
+        nnodes=nnodes,
+        nproc_per_node=nproc,
+        standbys=rng.choice([0, 0, 1, 2]),
+        checkpoint=CheckpointSpec(
+            directory="/checkpoints",
+            local_directory="/local",
+            local_disk_every=later.choice([Every(), Every(steps=7), Every(seconds=5.0)]),
+            disk_every=Every(steps=rng.choice([0, 5, 10, 20])),
+            keep=rng.choice([2, 2, 3]),
+            backup=more.random() < 0.7,
+            backup_every=more.choice([1, 3, 10]),
+        ),
+        policy=_updating(_policy(rng, Random(f"quarantine of {seed}")), seed),  # noqa: S311
+        code=_code(seed),
+    )
+
+
+def _harms(rng: Random, later: Random, checks: Random, updates: Random) -> tuple[Harm, ...]:
     chances = (
         (_COMMON, rng, 0.4),
         (_RARE, rng, 0.15),
         (_LATER, later, 0.3),
         (_CHECKS, checks, 0.3),
+        (_UPDATES, updates, 0.3),
     )
     return tuple(
         harm for harms, dice, chance in chances for harm in harms if dice.random() < chance
     )
+
+
+def _flaws(rng: Random, script: Script) -> tuple[Flaw, ...]:
+    """A script that reports no steps and crashes for ever is ended by the guard that is off."""
+    flaws = tuple(flaw for flaw in Flaw if rng.random() < 0.5)
+    left_out = (Flaw.CRASHES,) if script is Script.UNATTACHED else ()
+    return tuple(flaw for flaw in flaws if flaw not in left_out)
 
 
 def _script(rng: Random) -> Script:
@@ -244,10 +282,11 @@ _RARE = (
 )
 _LATER = (Harm.REBOOT,)
 _CHECKS = (Harm.ISOLATE, Harm.ALERT, Harm.ALERT_MANY, Harm.FLAP)
+_UPDATES = (Harm.UPDATE, Harm.UPDATE_TWICE, Harm.ROLLBACK)
 """Drawn by themselves, so that older seeds stay as they were otherwise."""
 
 
-def _policy(rng: Random) -> PolicySpec:
+def _policy(rng: Random, quarantine: Random) -> PolicySpec:
     """Every number shaken. Faults come so fast here that the guard against loops is mostly off."""
     return PolicySpec(
         agent_return_s=rng.choice([1.0, 5.0, 8.0]),
@@ -267,7 +306,33 @@ def _policy(rng: Random) -> PolicySpec:
         end_within_s=rng.choice([5.0, 30.0]),
         stop_grace_s=rng.choice([0.0, 5.0]),
         lease_s=rng.choice([15.0, 120.0]),
+        retest_after_s=quarantine.choice([2.0, 20.0, 600.0]),
+        test_within_s=quarantine.choice([2.0, 60.0]),
+        evictions_max=quarantine.choice([1, 3, MANY]),
     )
+
+
+def _updating(policy: PolicySpec, seed: int) -> PolicySpec:
+    """What other code is decided by."""
+    rng = Random(f"patience with updates of {seed}")  # noqa: S311 -- the same
+    return replace(
+        policy,
+        fails_again_s=rng.choice([60.0, 1800.0]),
+        rollbacks_max=rng.choice([1, 2, 2, 4]),
+        ran_well_steps=rng.choice([5, 20]),
+        ran_well_s=rng.choice([30.0, 1800.0]),
+        hold_within_s=rng.choice([10.0, 120.0]),
+        try_within_s=rng.choice([5.0, 60.0]),
+        save_before_stop_s=rng.choice([0.0, 1.0, 10.0]),
+    )
+
+
+def _code(seed: int) -> CodeSpec:
+    """Mostly versioned."""
+    rng = Random(f"first version of {seed}")  # noqa: S311 -- the same
+    if rng.random() < 0.1:
+        return CodeSpec(why_none="its directory has too many files")
+    return CodeSpec(version=VersionId(f"{rng.getrandbits(256):064x}"), roots=("/code",))
 
 
 def _network(rng: Random) -> Network:

@@ -105,8 +105,12 @@ def _judge(world: World, nemesis: Nemesis) -> None:
 def _may_fail(world: World, finish: FinishJob) -> bool:
     """Where the script is to blame; and where faults came with no progress in between."""
     options, why = world.ground.options, finish.why
+    if world.ground.truth.code_may_end_it(world.ground.codes):
+        return True
     if "before its first step" in why:
         return options.script is Script.RAISES
+    if "no older step is kept" in why:
+        return world.ground.truth.knows_of_nan
     if "in two generations in a row" in why:
         return True  # faults at the very end of a job can look like this
     return "brought no new step" in why and options.spec.policy.recoveries_max < MANY

@@ -17,12 +17,13 @@ from everstep.actions import StartRanks
 from everstep.model import (
     NO_STEP,
     ExitStatus,
-    Generation,
     Rank,
     RankError,
     Seconds,
     Step,
+    VersionId,
 )
+from everstep.sim.code import CRASH, NOT_FOUND, WRONG_CALL, Flaw
 from everstep.sim.disk import LocalDisk
 from everstep.sim.memory import RankMemory
 from everstep.sim.options import Options, Script
@@ -45,6 +46,16 @@ class _Finish(NamedTuple):
     at: Seconds
 
 
+class Start(NamedTuple):
+    """What a generation begins with, besides its order."""
+
+    version: VersionId
+    flaws: tuple[Flaw, ...]
+    """Of that version."""
+    spoiled: bool
+    """There is nan in the step that it restores."""
+
+
 class Process:
     """One rank's process."""
 
@@ -54,6 +65,7 @@ class Process:
         self.rank = rank
         self.machine = order.machine
         self.generation = order.generation
+        self.version = order.version
         self.pid = 0
         self.slowness = 1.0
         self.step_s: Seconds | None = None
@@ -88,10 +100,16 @@ class Gang:
     """All processes of one generation."""
 
     def __init__(
-        self, generation: Generation, restore: Step, options: Options, schedule: Schedule
+        self, order: StartRanks, start: Start, options: Options, schedule: Schedule
     ) -> None:
-        self.generation = generation
-        self.restore = restore
+        """`order`: the first of its orders; others may differ only in their machine."""
+        self.generation = generation = order.generation
+        self.restore = restore = order.restore
+        self.goes_back = order.compare_through != NO_STEP
+        """It was told to do steps again that were done well."""
+        self.start = start
+        self.nan_from: Step | None = None
+        """First step with a loss that is not finite."""
         self.processes: dict[Rank, Process] = {}
         self.began = False
         """Whether all ranks met and restored."""
@@ -102,6 +120,7 @@ class Gang:
         self._options = options
         self._schedule = schedule
         self._broken = False
+        self._crashes_at: Step | None = None
         self._reduced_at: Seconds = 0.0
         # A generator of its own: what one gang does must not change what another one draws.
         self._rng = Random(f"{options.seed} {generation}")  # noqa: S311 -- a printed seed
@@ -113,6 +132,9 @@ class Gang:
     def add(self, process: Process) -> None:
         """A forked rank. The last one lets the training begin."""
         self.processes[process.rank] = process
+        if Flaw.NO_IMPORT in self.start.flaws:
+            self._raises(process, NOT_FOUND)
+            return  # before it meets the others
         if self._broken:
             self._notice(process)
         elif len(self.processes) == self._options.spec.world_size:
@@ -124,6 +146,8 @@ class Gang:
         if process.exit is not None and process.exit.ok and over:
             return
         self._broken = True
+        if Flaw.NO_IMPORT in self.start.flaws:
+            return  # each by itself: nobody was connected yet
         for peer in self.processes.values():
             self._notice(peer)
 
@@ -161,13 +185,27 @@ class Gang:
         self.began = True
         self.on_begin(self)
         self._reduced_at = self._schedule.now
-        if self._options.script is Script.RAISES:
+        raises = Flaw.RAISES in self.start.flaws
+        if raises or self._options.script is Script.RAISES:
             for process in self.processes.values():
-                raises_s = self._rng.uniform(0.0, 1.0)
-                fail = partial(self.end, process, ExitStatus(code=1), RAISED)
-                self._schedule.after(raises_s, fail)
+                self._raises(process, WRONG_CALL if raises else RAISED)
         else:
+            self._spoil()
             self._schedule.after(self._compute_s(), self._reduce)
+
+    def _raises(self, process: Process, error: RankError) -> None:
+        fail = partial(self.end, process, ExitStatus(code=1), error)
+        self._schedule.after(self._rng.uniform(0.0, 1.0), fail)
+
+    def _spoil(self) -> None:
+        """When what is wrong with the code will show."""
+        if self.start.spoiled:
+            self.nan_from = Step(self.newest + 1)
+        elif Flaw.NAN in self.start.flaws:
+            self.nan_from = Step(self.newest + self._rng.randint(1, 6))
+        if Flaw.CRASHES in self.start.flaws:
+            after = self._rng.expovariate(1.0 / self._options.crash_after)
+            self._crashes_at = Step(self.newest + 1 + int(after))
 
     def _compute_s(self) -> Seconds:
         """All wait for the slowest."""
@@ -189,6 +227,9 @@ class Gang:
         self.on_step(self, self._schedule.now - self._reduced_at)
         self._reduced_at = self._schedule.now
         self._schedule.at(last + self._compute_s(), self._reduce)
+        if self._crashes_at is not None and self.newest >= self._crashes_at:
+            crashes = self._rng.choice(list(self.processes.values()))
+            self._schedule.at(last, partial(self.end, crashes, CRASH))
         if self._options.script is Script.QUITS_EARLY and self.newest >= QUITS_AT:
             self.end(self.processes[Rank(0)], ExitStatus(code=0))
 

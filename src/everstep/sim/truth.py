@@ -6,17 +6,33 @@ of it. It sees every forked process and every step, which no controller does.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from everstep.actions import ControllerAction, FinishJob, Outcome, StartRanks
 from everstep.core.invariants import Watch, check_state, must
 from everstep.core.state import State
-from everstep.events import ControllerEvent
-from everstep.model import NO_STEP, Copy, Generation, Published, Rank, Seconds, Step
+from everstep.diagnosis.abnormal import Kind
+from everstep.events import ControllerEvent, MetricAbnormal
+from everstep.model import (
+    NO_STEP,
+    NO_VERSION,
+    Copy,
+    Generation,
+    Published,
+    Rank,
+    Seconds,
+    Step,
+    VersionId,
+)
+from everstep.sim.code import Codes
 from everstep.sim.disk import Disk
 from everstep.sim.memory import RankMemory
 from everstep.sim.records import Ledger
 from everstep.sim.training import Gang, Process
+
+HEARD_LATE = 15
+"""Steps that a controller may not have heard of when ranks fail."""
 
 
 class _Trained(NamedTuple):
@@ -37,8 +53,10 @@ class _Safe(NamedTuple):
 class Truth:
     """Judge of one run. Everything raises InvariantBroken."""
 
-    def __init__(self, disk: Disk) -> None:
+    def __init__(self, disk: Disk, *, attached: bool = True) -> None:
+        """`attached`: the controller hears of steps."""
         self.watch = Watch()
+        self._attached = attached
         self._disk = disk
         self._alive: dict[Process, None] = {}
         self._starts: dict[Generation, dict[str, StartRanks]] = {}
@@ -48,6 +66,12 @@ class Truth:
         self._declared: Published | None = None
         self._stepped: Generation = Generation(0)
         self._took: dict[Step, Seconds] = {}
+        self._goes_back = False
+        """Steps were to be done again, by people's wish, and nobody has gone on since."""
+        self._bad: list[Published] = []
+        """Of these generations, these steps and later ones are known to hold nan."""
+        self.ran: dict[VersionId, int] = {}
+        """Most steps that one generation did under each code version."""
 
     # --- the controller ---
 
@@ -56,6 +80,8 @@ class Truth:
     ) -> None:
         """A record is in the journal."""
         self.watch.see(event, actions, now)
+        if isinstance(event, MetricAbnormal) and event.kind == Kind.NOT_FINITE:
+            self._bad.append(Published(step=event.first_bad, generation=event.generation))
         check_state(state, now)
         self._see_safe(state)
         for action in actions:
@@ -85,8 +111,10 @@ class Truth:
 
     # --- machines ---
 
-    def forked(self, process: Process, order: StartRanks) -> None:
-        """Ranks start only where and when all older ones are gone."""
+    def forked(self, process: Process, order: StartRanks, held: Collection[VersionId]) -> None:
+        """Ranks start only where and when all older ones are gone, and with code that is there."""
+        there = order.version == NO_VERSION or order.version in held
+        must(there, f"{order.id} runs {order.version} on {order.machine}, which does not hold it")
         starts = self._starts.setdefault(order.generation, {})
         starts[order.id] = order
         machines = {start.machine: None for start in starts.values()}
@@ -101,6 +129,12 @@ class Truth:
             twin = (other.rank, other.generation) == (process.rank, process.generation)
             must(not twin, f"rank {other.rank} of generation {other.generation} started twice")
         self._alive[process] = None
+        # Newer steps are dropped then, whatever comes of this generation.
+        self._goes_back = self._goes_back or order.compare_through != NO_STEP
+
+    def tested(self, running: Sequence[Process]) -> None:
+        """Nothing runs where a test is."""
+        must(not running, f"{[p.rank for p in running]} run on a machine that is tested")
 
     def ended(self, process: Process) -> None:
         self._alive.pop(process, None)
@@ -122,10 +156,30 @@ class Truth:
                     f"rank {rank} on {process.machine} restores step {wanted.step} of generation "
                     f"{wanted.generation}, which is neither in its memory nor on a disk",
                 )
-        self._check_loss(gang)
-        self._check_safe(gang)
+        self._check_version(gang, starts)
+        self._check_known_bad(wanted)
+        if not self._goes_back:
+            self._check_loss(gang)
+            self._check_safe(gang)
+        elif not gang.goes_back:
+            self._goes_back, self._safe = False, None
         memories = {rank: process.memory for rank, process in gang.processes.items()}
         self._last = _Trained(gang, memories)
+
+    def _check_version(self, gang: Gang, starts: Sequence[StartRanks]) -> None:
+        """All ranks of a generation run the same code: the one that was decided."""
+        versions = {start.version for start in starts}
+        versions |= {process.version for process in gang.processes.values()}
+        must(len(versions) == 1, f"ranks of generation {gang.generation} run {sorted(versions)}")
+
+    def _check_known_bad(self, restored: Published) -> None:
+        """What is known to hold nan is not restored."""
+        for bad in self._bad:
+            must(
+                restored.generation != bad.generation or restored.step < bad.step,
+                f"step {restored.step} of generation {restored.generation} was restored, although"
+                f" step {bad.step} of it was known to be no number",
+            )
 
     def _check_loss(self, gang: Gang) -> None:
         """Restores s or s-1, s the newest step finished on every rank, if no memory was lost."""
@@ -134,6 +188,8 @@ class Truth:
         for rank, process in gang.processes.items():
             if process.memory is not self._last.memories[rank]:
                 return
+        if self._last.gang.nan_from is not None:
+            return  # what was good may be overwritten by what is not
         newest = self._last.gang.finished_by_all()
         must(
             gang.restore >= newest - 1,
@@ -143,7 +199,7 @@ class Truth:
 
     def _check_safe(self, gang: Gang) -> None:
         """The loss of one machine costs no machine-safe step; until the next backup, two may."""
-        if self._safe is None:
+        if self._safe is None or self._bad:
             return
         lost = {
             process.machine
@@ -160,6 +216,29 @@ class Truth:
             self._safe = None
 
     @property
+    def knows_of_nan(self) -> bool:
+        """Somebody said that a loss is no number."""
+        return bool(self._bad)
+
+    def code_may_end_it(self, codes: Codes) -> bool:
+        """Whether what ran last is bad, and nothing better can be gone back to any more."""
+        ran = self.watch.code.runs
+        if not codes.flaws(ran):
+            return False
+        assert self.watch.spec is not None
+        if self.watch.ladder.rollbacks >= self.watch.spec.policy.rollbacks_max:
+            return True
+        good = [v for v in self.ran if v != ran and not codes.flaws(v)]
+        return not self._attached or not any(map(self._ran_well, good))
+
+    def _ran_well(self, version: VersionId) -> bool:
+        """Whether the controller must know that it did, even if it heard of the last steps late."""
+        assert self.watch.spec is not None
+        spec = self.watch.spec
+        enough = 1 if version == spec.code.version else spec.policy.ran_well_steps
+        return self.ran[version] >= enough + HEARD_LATE
+
+    @property
     def trained_s(self) -> Seconds:
         """Time that the steps took, each counted once."""
         return sum(self._took.values())
@@ -167,6 +246,8 @@ class Truth:
     def stepped(self, gang: Gang, took_s: Seconds) -> None:
         """One generation at a time makes progress."""
         self._took.setdefault(gang.newest, took_s)
+        version, did = gang.start.version, gang.newest - gang.restore
+        self.ran[version] = max(did, self.ran.get(version, 0))
         must(
             gang.generation >= self._stepped,
             f"generation {gang.generation} did step {gang.newest} after generation "

@@ -61,4 +61,13 @@ class World:
         evicted = self.ground.truth.watch.evicted
         usable = sum(machine.name not in evicted for machine in self.cluster.alive)
         self.cluster.start(self.ground.options.spec.nnodes - usable)
+        self._mend_code()
         self.ground.schedule.after(LOOKED_AFTER_EVERY_S, self._look_after)
+
+    def _mend_code(self) -> None:
+        """What cannot be gone back from, a person mends."""
+        codes = self.ground.codes
+        if self.controller.alive and self.ground.truth.code_may_end_it(codes):
+            request = codes.mend(self.controller.state)
+            if request is not None:
+                self.controller.post(request)

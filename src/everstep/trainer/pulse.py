@@ -56,17 +56,20 @@ class Pulse:
         self._slot.write(beat)
 
     def _compare(self, step: int, loss: float) -> None:
-        """With what the same step came to before, where its bits should be the same."""
-        if step < 0 or not math.isfinite(loss) or not deterministic():
+        """Keep it; compare it with what the same step came to before, if its bits should be so."""
+        if step < 0 or not math.isfinite(loss):
             return
         if self._recall is None and self._may_recall:
             self._may_recall = False
             context = self._context
             with contextlib.suppress(OSError):  # no memory left: then nothing is compared
-                self._recall = Recall(Path(context.shm), context.rank, context.world_size)
+                self._recall = Recall(
+                    Path(context.shm), context.rank, context.world_size, context.generation
+                )
         if self._recall is None:
             return
-        if self._recall.differs(step, loss) and self._beat.differs_step == NO_STEP:
+        differs = self._recall.differs(step, loss, exact=deterministic())
+        if differs and self._beat.differs_step == NO_STEP:
             self._beat.differs_step = step
 
 

@@ -152,6 +152,15 @@ def test_a_source_that_cannot_be_read_costs_its_own_checks_only(machine: Machine
     assert not runner.monitor.could_not_run["test.pid"]
 
 
+def test_all_have_looked_once_each_had_its_turn_whatever_came_of_it(machine: Machine) -> None:
+    machine.write("words", "secret")
+    runner = machine.run(lambda runner: runner.looked.is_set())
+    assert runner.counts["words"].not_sampled > 0
+    assert runner.counts["moody"].samples > 0
+    (machine.root / "words").unlink()
+    assert machine.run(lambda runner: runner.looked.is_set()).counts["moody"].samples > 0
+
+
 def test_the_log_says_once_what_cannot_be_read(
     machine: Machine, capsys: pytest.CaptureFixture[str]
 ) -> None:

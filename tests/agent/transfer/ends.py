@@ -17,6 +17,7 @@ from everstep.agent.transfer.messages import Get, Put
 from everstep.agent.transfer.server import ShardServer
 from everstep.checkpoint.format import Expected, Header, crc_of
 from everstep.checkpoint.kept import Kept
+from everstep.code.store import CodeStore
 from everstep.model import NO_STEP, Generation, MachineId, Peer, Rank, Step
 
 TOKEN = b"the job's token"
@@ -90,7 +91,7 @@ class Machine:
 
     def __init__(self, shm: Path, me: Identity = PEER, port: int = 0) -> None:
         self.said: list[str] = []
-        self.desk = Desk(me, shm)
+        self.desk = Desk(me, shm, CodeStore(shm / "code"))
         self.kept = self.desk.kept
         self._listener = socket.create_server(("127.0.0.1", port))
         self.server = ShardServer(self._listener, self.desk, self.said.append)

@@ -19,6 +19,7 @@ from everstep.agent.transfer.talk import Caller, Refused, Send, Talk, WrongToken
 from everstep.checkpoint.format import Header, crc_of
 from everstep.checkpoint.kept import Kept
 from everstep.checkpoint.slots import ShardLost
+from everstep.code.store import CodeStore
 from tests.agent.transfer.ends import (
     OWNER,
     PEER,
@@ -154,7 +155,7 @@ def putting(step: int, size: int, safe: int = -1) -> Talk[int]:
 @contextlib.contextmanager
 def peer() -> Iterator[tuple[Desk, Kept]]:
     with shared_memory() as shm:
-        desk = Desk(PEER, shm)
+        desk = Desk(PEER, shm, CodeStore(shm / "code"))
         yield desk, desk.kept
 
 

@@ -89,6 +89,11 @@ class Runner:
                 former = children.get(name)
                 self._children[name] = Child(source, job.directory, former, self._remember)
         self._noted: set[str] = set()
+        self._unseen = set(self._sources)
+        self.looked = asyncio.Event()
+        """Set once every source was asked, whatever came of it."""
+        if not self._unseen:
+            self.looked.set()
 
     @property
     def monitor(self) -> Monitor:
@@ -132,11 +137,17 @@ class Runner:
         due = time.monotonic()
         while True:
             good = await self._look(source)
+            self._seen_once(source)
             pause_s = PAUSE_MIN_S if good else ERROR_PAUSE_S
             due = next_due(due, source.every_s, time.monotonic() + pause_s)
             await asyncio.sleep(pause_s)
             await self._until(source, due)
             due = min(due, time.monotonic())  # there was news before it was time
+
+    def _seen_once(self, source: AnySource) -> None:
+        self._unseen.discard(source.name)
+        if not self._unseen:
+            self.looked.set()
 
     async def _present(self, source: AnySource) -> None:
         """Wait until there is something to read. What was there once is read whatever happened.
@@ -147,6 +158,8 @@ class Runner:
         while True:
             absent = attempt(lambda: source.absent(self._job.here()))
             counts.absent = absent.why if isinstance(absent, Failed) else absent
+            if counts.absent:
+                self._seen_once(source)
             if self._monitor.has_sampled(source.name):
                 counts.absent = ""
             if not counts.absent:

@@ -18,12 +18,14 @@ from msgspec.structs import replace
 from everstep.agent.transfer.channel import Cancel
 from everstep.agent.transfer.identity import Identity
 from everstep.agent.transfer.messages import Get, Put
-from everstep.agent.transfer.talk import Given, Refused
+from everstep.agent.transfer.talk import CodeGiven, Given, Refused
 from everstep.checkpoint import slices, slots
 from everstep.checkpoint.format import Expected, Header, Shard, ShardBad
 from everstep.checkpoint.kept import Kept, KeptBusy, Taking
 from everstep.checkpoint.slots import ShardLost, ShardMissing, SharedMemoryTooSmall
-from everstep.model import NO_GENERATION, Generation, Rank, Seconds
+from everstep.code.manifest import CodeBroken, short
+from everstep.code.store import CodeStore
+from everstep.model import NO_GENERATION, Generation, Rank, Seconds, VersionId
 
 TURN_WITHIN_S: Seconds = 2.0
 """For a transfer that was replaced by a newer one of the same rank to end."""
@@ -32,8 +34,9 @@ TURN_WITHIN_S: Seconds = 2.0
 class Desk:
     """Of one machine. Any thread may use it."""
 
-    def __init__(self, me: Identity, shm: Path) -> None:
+    def __init__(self, me: Identity, shm: Path, code: CodeStore) -> None:
         self.me = me
+        self.code = code
         self.kept = Kept(shm)
         self._shm = shm
         self._lock = threading.Lock()
@@ -174,6 +177,13 @@ class Visit:
         except (ShardMissing, ShardLost, ShardBad) as error:
             raise Refused(str(error)) from error
 
+    def give_code(self, version: VersionId) -> CodeGiven:
+        store = self._desk.code
+        try:
+            return CodeGiven(store.size_of_archive(version), _reading(store, version))
+        except (CodeBroken, OSError) as error:
+            raise Refused(f"it cannot give code version {short(version)}: {error}") from error
+
     def damaged(self, header: Header) -> None:
         self._desk.kept.drop(header)
 
@@ -181,3 +191,10 @@ class Visit:
         """The connection is over: whoever waited for this visit may go on."""
         self._desk.left(self)
         self.over.set()
+
+
+def _reading(store: CodeStore, version: VersionId) -> Iterator[bytes]:
+    try:
+        yield from store.chunks(version)
+    except (CodeBroken, OSError) as error:
+        raise Refused(f"it cannot read code version {short(version)}: {error}") from error

@@ -1,13 +1,14 @@
-"""What two agents say to each other about shards, and how it looks on the connection. Pure.
+"""What two agents say to each other about shards and code, and how that looks on the wire. Pure.
 
 One connection carries one transfer. Everything is framed: a tag of four bytes, a length, a CRC-32,
 then so many bytes, either a message (msgpack) or a piece of a shard's payload.
 
     client: Hello(nonce)
     server: Challenge(nonce, proof of the server)
-    client: Request(proof of the client, Put | Get)
+    client: Request(proof of the client, Put | Get | GetCode)
     Put:    server: Ready -> client: pieces, Finished -> server: Stored       (or server: Stored)
     Get:    server: Offer, pieces, Finished
+    GetCode:  server: OfferCode, pieces, Finished
 
 Either side may say Refusal instead of what is due and close. The proofs are HMAC-SHA256 with the
 job's token over everything said so far, so each end knows that the other has the token, which is
@@ -28,7 +29,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from everstep.checkpoint.format import Header
-from everstep.model import EverstepError, Generation, MachineId, Rank, Step, Value
+from everstep.model import EverstepError, Generation, MachineId, Rank, Step, Value, VersionId
 
 VERSION = 1
 TAG_MESSAGE: Final = b"EVSM"
@@ -96,12 +97,18 @@ class Get(Message, frozen=True, kw_only=True):
     come from what the given rank saved here itself."""
 
 
+class GetCode(Message, frozen=True, kw_only=True):
+    """Give this code version."""
+
+    version: VersionId
+
+
 class Request(Message, frozen=True, kw_only=True):
     """What the client wants, with its proof."""
 
     proof: bytes
     body: bytes
-    """An encoded Put or Get."""
+    """An encoded Put, Get or GetCode."""
 
 
 class Ready(Message, frozen=True, kw_only=True):
@@ -112,6 +119,12 @@ class Offer(Message, frozen=True, kw_only=True):
     """The shard that follows."""
 
     header: Header
+
+
+class OfferCode(Message, frozen=True, kw_only=True):
+    """The archive that follows (code/store.py)."""
+
+    size: int
 
 
 class Finished(Message, frozen=True, kw_only=True):
@@ -132,8 +145,8 @@ class Refusal(Message, frozen=True, kw_only=True):
     """Whether it may be otherwise in a second."""
 
 
-AnyMessage = Hello | Challenge | Request | Ready | Offer | Finished | Stored | Refusal
-Wanted = Put | Get
+AnyMessage = Hello | Challenge | Request | Ready | Offer | OfferCode | Finished | Stored | Refusal
+Wanted = Put | Get | GetCode
 
 _Decoded = TypeVar("_Decoded")
 _ENCODER = msgspec.msgpack.Encoder()

@@ -9,7 +9,8 @@ shared memory; nothing here makes a copy of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+import zlib
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -20,9 +21,11 @@ from everstep.agent.transfer.messages import (
     Challenge,
     Finished,
     Get,
+    GetCode,
     Head,
     Hello,
     Offer,
+    OfferCode,
     Proofs,
     ProtocolBroken,
     Put,
@@ -36,9 +39,11 @@ from everstep.agent.transfer.messages import (
 from everstep.checkpoint.format import Header
 from everstep.checkpoint.kept import Taking
 from everstep.checkpoint.slots import ShardLost
-from everstep.model import MachineId, Value
+from everstep.model import MachineId, Value, VersionId
 
 PIECE_BYTES = 4 << 20
+CODE_PIECE_BYTES = 1 << 20
+"""The most of a piece of code: it is copied, unlike shards."""
 
 
 class Send(NamedTuple):
@@ -106,6 +111,13 @@ class Given(NamedTuple):
     """That it should have, if it is known."""
 
 
+class CodeGiven(NamedTuple):
+    """The archive of a code version."""
+
+    size: int
+    chunks: Iterator[bytes]
+
+
 class Host(Protocol):
     """What a server's conversation asks of its machine."""
 
@@ -124,6 +136,9 @@ class Host(Protocol):
 
     def give(self, get: Get) -> AbstractContextManager[Given]:
         """Open a shard that is kept here. Raises Refused."""
+
+    def give_code(self, version: VersionId) -> CodeGiven:
+        """Open a code version that is kept here. Raises Refused, also while it is read."""
 
     def damaged(self, header: Header) -> None:
         """A kept shard turned out to be bad."""
@@ -163,6 +178,26 @@ def fetch(caller: Caller, wanted: Get, place: Callable[[Header], memoryview]) ->
         raise ProtocolBroken(f"{asked} was asked for, and {header} came")
     crc = yield from _take(place(header))
     return Fetched(header, crc)
+
+
+def fetch_code(caller: Caller, wanted: GetCode, take: Callable[[memoryview], object]) -> Talk[int]:
+    """Have `take` get the archive, a piece at a time; its size. Raises TransferFailed, and whatever
+    `take` does. What it took before is worth nothing then.
+    """
+    yield from _call(caller, wanted)
+    size = (yield from _hear(OfferCode)).size
+    buffer = memoryview(bytearray(CODE_PIECE_BYTES))
+    crc = done = 0
+    while done < size:
+        head = yield from _piece_head(min(size - done, len(buffer)))
+        yield Fill(buffer[: head.length])
+        crc = zlib.crc32(buffer[: head.length], crc)
+        if crc != head.crc:
+            raise ProtocolBroken(f"bytes after {done} were changed under way")
+        take(buffer[: head.length])
+        done += head.length
+    yield from _end_of_pieces(crc)
+    return size
 
 
 def _call(caller: Caller, wanted: Wanted) -> Talk[None]:
@@ -211,6 +246,8 @@ def answer(host: Host, wanted: Wanted) -> Talk[None]:
     try:
         if isinstance(wanted, Put):
             yield from _keep(host, wanted)
+        elif isinstance(wanted, GetCode):
+            yield from _give_code(host, wanted)
         else:
             yield from _return(host, wanted)
     except (Refused, ProtocolBroken) as problem:
@@ -235,6 +272,19 @@ def _return(host: Host, wanted: Get) -> Talk[None]:
             host.damaged(given.header)
             raise Refused("its copy was damaged in memory and is dropped")
         yield _say(Finished(crc=crc))
+
+
+def _give_code(host: Host, wanted: GetCode) -> Talk[None]:
+    given = host.give_code(wanted.version)
+    yield _say(OfferCode(size=given.size))
+    crc = 0
+    for chunk in given.chunks:
+        for at in range(0, len(chunk), CODE_PIECE_BYTES):
+            piece = memoryview(chunk)[at : at + CODE_PIECE_BYTES]
+            crc = zlib.crc32(piece, crc)
+            if (yield Send((messages.piece_head(len(piece), crc), piece))):
+                _wished((yield from _listen()), Refusal)
+    yield _say(Finished(crc=crc))
 
 
 def _stranger(host: Host, hello: Hello) -> str:
@@ -270,13 +320,7 @@ def _take(payload: memoryview) -> Talk[int]:
     crc = done = 0
     with Checks() as checks:
         while done < len(payload):
-            head = yield from _head()
-            if head.message:
-                _wished(_heard((yield from _rest(head)).message), Refusal)
-            if not 0 < head.length <= len(payload) - done:
-                raise ProtocolBroken(
-                    f"a piece of {head.length} bytes came where {len(payload) - done} are missing"
-                )
+            head = yield from _piece_head(len(payload) - done)
             piece, crc = payload[done : done + head.length], head.crc
             yield Fill(piece)
             if not checks.expect(piece, crc):
@@ -284,10 +328,23 @@ def _take(payload: memoryview) -> Talk[int]:
             done += len(piece)
         if not checks.right():
             raise ProtocolBroken(f"bytes before {done} were changed under way")
+    yield from _end_of_pieces(crc)
+    return crc
+
+
+def _piece_head(most: int) -> Talk[Head]:
+    head = yield from _head()
+    if head.message:
+        _wished(_heard((yield from _rest(head)).message), Refusal)
+    if not 0 < head.length <= most:
+        raise ProtocolBroken(f"a piece of {head.length} bytes came where {most} is the most")
+    return head
+
+
+def _end_of_pieces(crc: int) -> Talk[None]:
     finished = yield from _hear(Finished)
     if finished.crc != crc:
         raise ProtocolBroken(f"checksum {finished.crc:08x} was sent, {crc:08x} came")
-    return crc
 
 
 def _say(message: AnyMessage) -> Send:

@@ -278,7 +278,7 @@ def test_what_does_not_end_is_ended_with_all_that_it_started(place: Place, tmp_p
     tried = place.controller.answer_to(order, VersionTried)
     assert tried.untold == "it did not end within 6 s: line 1, import helper"
     assert tried.detail == "a word before\n"
-    assert [pid for pid in started if is_running(pid)] == []
+    wait_for("the end of all", lambda: not any(map(is_running, started)))
     wait_for("nothing to be left", lambda: not place.strangers())
 
 

@@ -81,8 +81,11 @@ class Code:
         return self._versions
 
     def submitted(self, version: VersionId) -> None:
-        """What the controller says that the job began with: it may lie where the user has it."""
-        self._first = version
+        """What the controller says that the job began with: it may lie where the user has it.
+
+        It says nothing if it is of an older everstep, or the job has no versions.
+        """
+        self._first = version or self._first
 
     async def look(self, *, closely: bool) -> None:
         """See what a former agent left. `closely`: read it, since the host may have lost power."""

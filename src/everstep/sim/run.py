@@ -127,7 +127,7 @@ def _report(world: World) -> Report:
         account=spent(world.controller.state.account, ground.schedule.now),
         records=watch.seq,
         generations=watch.generation,
-        evictions=len(watch.evicted),
+        evictions=len(world.controller.state.evictions),
         terms=ground.ledger.term,
         calls=ground.schedule.done,
         hash=ground.ledger.hash.hexdigest(),

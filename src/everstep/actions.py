@@ -79,6 +79,16 @@ class StartRanks(Imperative, frozen=True, kw_only=True):
     """Restarts before this one, torchrun's TORCHELASTIC_RESTART_COUNT."""
     version: VersionId = NO_VERSION
     """The code to run."""
+    nnodes: int = 0
+    """Machines of this generation; 0: as many as the job was submitted with."""
+    dp: int = 0
+    """Data-parallel replicas of this generation; 0: as nnodes."""
+    restore_nnodes: int = 0
+    """Machines of the generation that computed `restore`, if they were not as many as now; else 0.
+    Without `restores` the step is then loaded by way of torch's own format."""
+    restores: tuple[tuple[Rank, Rank], ...] = ()
+    """For ranks of this machine that go on with another rank's shard: themselves, and that one. It
+    is the one that `fetch` and `slices` name."""
     compare_through: Step = NO_STEP
     """Compare the losses of the steps up to this one with those of when they were done before, and
     say what came of it (LossesCompared). NO_STEP: do not."""
@@ -267,6 +277,15 @@ class WakeStandby(Imperative, frozen=True, kw_only=True):
     node_rank: NodeRank
 
 
+class ResizeJob(Imperative, frozen=True, kw_only=True):
+    """From the generation that begins on, the job has so many machines and replicas."""
+
+    nnodes: int
+    dp: int
+    positions: tuple[tuple[NodeRank, MachineId], ...]
+    """Of the machines that go on. Others that had one are standbys."""
+
+
 class RequestMachines(Imperative, frozen=True, kw_only=True):
     """Ask the owner of machines for this many more. Answered by MachinesRequested."""
 
@@ -365,6 +384,7 @@ Decision = (
     | SwitchCode
     | RefuseUpdate
     | WakeStandby
+    | ResizeJob
     | RequestMachines
     | PublishStep
     | BeginGeneration
@@ -384,6 +404,7 @@ DURABLE = (
     PublishStep,
     EvictMachine,
     SwitchCode,
+    ResizeJob,
     RequestMachines,
     FinishJob,
     EndController,

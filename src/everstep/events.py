@@ -222,10 +222,7 @@ class MachineReleased(Fact, frozen=True, kw_only=True):
 
 
 class RanksStopped(Fact, frozen=True, kw_only=True):
-    """Every rank older than `generation` is proven gone on this machine: it is ready to start.
-
-    The answer to StopRanks.
-    """
+    """Every rank older than `generation` is proven gone here: the answer to StopRanks."""
 
     machine: MachineId
     action: str
@@ -442,6 +439,8 @@ class StepPublished(Fact, frozen=True, kw_only=True):
     generation: Generation
     reason: str = ""
     """Empty, or why it could not be published."""
+    stored_bytes: int = 0
+    """What all ranks wrote; 0: not known."""
 
 
 class MachinesRequested(Fact, frozen=True, kw_only=True):

@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Any, NewType
 
 import msgspec
+from msgspec.structs import replace
 
 JobId = NewType("JobId", str)
 MachineId = NewType("MachineId", str)
@@ -353,6 +354,16 @@ class JobSpec(Value, frozen=True, kw_only=True):
     def backs_up(self) -> bool:
         """Whether shards are also kept in the memory of a second machine."""
         return self.checkpoint.backup and self.nnodes > 1
+
+    @property
+    def dp(self) -> int:
+        """Data-parallel replicas; with no layout stated, every rank is one."""
+        return self.layout.dp if self.layout is not None else self.world_size
+
+    def resized(self, nnodes: int, dp: int) -> JobSpec:
+        """The same job on another number of machines, with another number of replicas."""
+        layout = None if self.layout is None else replace(self.layout, dp=dp)
+        return replace(self, nnodes=nnodes, layout=layout)
 
     def ranks_of(self, node_rank: NodeRank) -> range:
         """The global ranks of the machine at this position, in local-rank order."""

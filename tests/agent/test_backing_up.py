@@ -364,6 +364,43 @@ def test_a_newcomer_gets_all_shards_of_the_lost_machine_into_its_slots(
     assert newcomer.held() == [[10, 16, 17, 18, 19]] * 2, "the only copy beside the peer's is kept"
 
 
+def test_ranks_of_another_size_get_the_shards_of_ranks_that_were_alike(
+    pair: tuple[Host, Host], hosts: Hosts
+) -> None:
+    """Straight from the slots of ranks that run elsewhere, and from a backup that lies here."""
+    m0, m1 = pair
+    m0.save(10)
+    m1.save(10)
+    m1.save(11)
+    m0.back_up(10, to=m1)
+    order = replace(
+        m1.restore_order(10, source=m1),
+        nnodes=1,
+        dp=2,
+        restore_nnodes=2,
+        restores=((Rank(0), Rank(0)), (Rank(1), Rank(3))),
+        fetch=(m1.peer(Rank(0)),),
+    )
+    slots.make_way(m1.here.shm, [Rank(0), Rank(1)], Step(10))
+    m1.make_ready(order)
+    there = slots.inventory(m1.here.shm, slots.ranks_in(m1.here.shm))
+    assert there == list(copies(10, 0, 2, 3)), "what it had, and the backup among it"
+    for rank in (0, 3):
+        expected = Expected(step=Step(10), rank=Rank(rank), generation=GENERATION, world_size=WORLD)
+        assert bytes(slots.find(m1.here.shm, expected).payload) == content(rank, 10)
+    newcomer = hosts.host("m2", 0)
+    newcomer.make_ready(
+        replace(
+            order,
+            nnodes=3,
+            restores=((Rank(4), Rank(2)), (Rank(5), Rank(3))),
+            fetch=(m1.peer(Rank(2)), m1.peer(Rank(3))),
+        )
+    )
+    held = slots.inventory(newcomer.here.shm, slots.ranks_in(newcomer.here.shm))
+    assert [copy for copy in held if copy.rank > 1] == list(copies(10, 2, 3))
+
+
 def test_a_machine_that_lost_one_copy_fetches_it_beside_those_it_has(
     pair: tuple[Host, Host],
 ) -> None:

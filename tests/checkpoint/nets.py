@@ -125,8 +125,13 @@ def checkpoint(
     restore: int = -1,
     directory: str = "",
     from_dcp: str | None = None,
+    saved_by: tuple[int | None, int] | None = None,
 ) -> Checkpoint:
-    """What run.checkpoint() returns to this rank, told to restore a step."""
+    """What run.checkpoint() returns to this rank, told to restore a step.
+
+    `saved_by`: a rank, of so many, when the job had another size. No rank: all of them together.
+    """
+    saver, savers = saved_by or (None, 0)
     context = AttachContext(
         job=JobId("job"),
         machine=MachineId("machine"),
@@ -140,6 +145,8 @@ def checkpoint(
         restore=Step(restore),
         restore_generation=Generation(1),
         checkpoint_dir=directory,
+        restore_rank=None if saver is None else Rank(saver),
+        restore_world=savers,
     )
     place = Place(context=context, local_ranks=dist.get_world_size())
     notices = Notices(None, context.rank, context.generation)

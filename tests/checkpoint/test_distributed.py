@@ -125,6 +125,39 @@ def test_a_shard_of_another_layout_is_refused_by_name(ranks: Ranks, shm: Path) -
     ranks.run(2, refuse_other_placement, shm)
 
 
+class Grid(torch.nn.Module):
+    """A parameter that is replicated along one dimension of a mesh and cut along the other."""
+
+    def __init__(self, dp: int, fill: float) -> None:
+        super().__init__()
+        mesh = init_device_mesh("cpu", (dp, 2), mesh_dim_names=("dp", "tp"))
+        whole = torch.arange(16.0).reshape(4, 4) + fill
+        self.weight = torch.nn.Parameter(
+            distribute_tensor(whole, mesh, [Replicate(), Shard(1)]), requires_grad=False
+        )
+
+
+def save_grid(shm: str) -> None:
+    ckpt = checkpoint(shm, {"model": Grid(2, 1.0)})
+    ckpt.save(0)
+    ckpt.flush(30)
+
+
+def restore_with_one_replica_less(shm: str) -> None:
+    grid, rank = Grid(1, 5.0), dist.get_rank()
+    wrong = checkpoint(shm, {"model": grid}, restore=0, saved_by=(3 - rank, 4))
+    with pytest.raises(CheckpointUnusable, match="the state is not replicated"):
+        wrong.restore()
+    checkpoint(shm, {"model": grid}, restore=0, saved_by=(2 + rank, 4)).restore()
+    restored: Any = grid.weight
+    assert same([restored.full_tensor()], [torch.arange(16.0).reshape(4, 4) + 1.0])
+
+
+def test_a_rank_goes_on_with_the_shard_of_one_that_was_alike(ranks: Ranks, shm: Path) -> None:
+    ranks.run(4, save_grid, shm)
+    ranks.run(2, restore_with_one_replica_less, shm)
+
+
 def tear(shm: str) -> None:
     training = Training("fsdp")
     ckpt = checkpoint(shm, training.state)

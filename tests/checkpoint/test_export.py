@@ -78,6 +78,27 @@ def publish(shm: Path, steps: Path, world_size: int) -> None:
     disk.publish(steps, STEP, Generation(1), world_size, keep=1)
 
 
+def go_on_with_other_ranks(shm: str, place: str, savers: int) -> None:
+    """Sharded state, in an elastic job that has another size now."""
+    again = Training("fsdp", seed=7)
+    steps = str(Path(place) / "steps")
+    ckpt = checkpoint(shm, again.state, restore=STEP, directory=steps, saved_by=(None, savers))
+    assert ckpt.restore() == STEP + 1
+    before = torch.load(Path(place) / "whole.pt")
+    gathered = whole(again)
+    assert gathered.keys() == before.keys()
+    assert same([gathered[key] for key in before], list(before.values()))
+    again.step()
+
+
+@pytest.mark.parametrize(("before", "now"), [(3, 2), (2, 3)])
+def test_other_numbers_of_ranks_go_on_with_sharded_state_by_way_of_the_disk(
+    ranks: Ranks, shm: Path, tmp_path: Path, before: int, now: int
+) -> None:
+    ranks.run(before, train_and_publish, "fsdp", shm, tmp_path)
+    ranks.run(now, go_on_with_other_ranks, shm, tmp_path, before)
+
+
 def expected(place: Path) -> dict[str, torch.Tensor]:
     loaded: dict[str, torch.Tensor] = torch.load(place / "whole.pt")
     return loaded

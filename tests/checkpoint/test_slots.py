@@ -211,6 +211,29 @@ def test_slots_of_another_layout_are_overwritten_first(shm: Path) -> None:
     assert [step for step in held_steps(shm) if step > 2] == [3, 4]
 
 
+def test_before_a_start_ranks_of_another_size_leave_their_memory_but_for_what_is_restored(
+    shm: Path,
+) -> None:
+    for rank in (0, 2):
+        old = writer(shm, rank, world_size=3)
+        for step in range(1, 5):
+            save(old, rank, step)
+    slots.make_way(shm, [Rank(0)], Step(3))
+    assert slots.ranks_in(shm) == [Rank(0), Rank(2)]
+    assert held_steps(shm) == [1, 2, 3]
+    assert slots.inventory(shm, [Rank(2)]) == [
+        Copy(rank=Rank(2), step=Step(3), generation=Generation(1))
+    ]
+    assert len(list(rank_shm(shm, Rank(2)).glob("slot-*"))) == 1
+    new = writer(shm, 0, generation=2, world_size=2)
+    save(new, 0, 4, generation=2)
+    assert 3 in held_steps(shm), "another rank may be reading it still"
+    slots.forget_others(shm, [Rank(0)], Step(3))
+    assert Rank(2) in slots.ranks_in(shm), "nothing newer is safe yet"
+    slots.forget_others(shm, [Rank(0)], Step(4))
+    assert slots.ranks_in(shm) == [Rank(0)]
+
+
 def test_a_bad_copy_that_was_dropped_is_not_listed(shm: Path) -> None:
     shards = writer(shm)
     save(shards, 0, 3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from everstep.commands.plan import (
     endpoint_of,
     plan,
 )
-from everstep.model import ChecksSpec, Every, UserError
+from everstep.model import ChecksSpec, ElasticSpec, Every, UserError
 from tests.agent.checks.parts import WordsCheck
 
 FACTS: dict[str, Any] = {
@@ -281,6 +282,36 @@ def test_a_layout_is_read_and_must_be_that_of_the_job() -> None:
     assert spec is not None
     assert (spec.tp, spec.pp, spec.dp, spec.order) == (2, 2, 2, ("tp", "cp", "pp", "dp"))
     assert made("t.py").spec.layout is None
+
+
+def test_an_elastic_job_says_how_few_replicas_it_can_go_on_with() -> None:
+    spec = made("--local-machines 3 --elastic-dp 2 t.py").spec
+    assert spec.elastic == ElasticSpec(dp_min=2)
+    words = "--local-machines 4 --nproc-per-node 2 --layout tp=2,pp=2,dp=2 --elastic-dp 1"
+    assert made(f"{words} --elastic-sharded t.py").spec.elastic == ElasticSpec(sharded=True)
+    assert made("--local-machines 3 t.py").spec.elastic is None
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("--elastic-dp 0", "a job needs at least 1 replica"),
+        ("--elastic-dp some", "is not a whole number"),
+        ("--elastic-sharded", "--elastic-dp MIN is missing"),
+        ("--elastic-dp 3", "no smaller number to go on with"),
+        ("--layout tp=3 --elastic-dp 1", "has 1 data-parallel replicas"),
+        ("--layout dp=3,ep=3 --elastic-dp 1", "with ep=3 experts are spread over the replicas"),
+        ("--nproc-per-node 2 --layout tp=3,dp=2 --elastic-dp 1", "never fill fewer than 3"),
+        ("--elastic-dp 1 --elastic-sharded --disk-every 0", "--disk-every 0 puts none there"),
+        (
+            "--elastic-dp 1 --elastic-sharded --checkpoint-dir memory://x",
+            "on a file system that all machines share",
+        ),
+    ],
+)
+def test_an_elastic_job_that_makes_no_sense_is_refused(words: str, sentence: str) -> None:
+    with pytest.raises(UserError, match=re.escape(sentence)):
+        made(f"--local-machines 3 {words} t.py")
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,8 @@ def checked(seed: int, *harms: Harm, nnodes: int = 6, standbys: int = 6) -> Opti
     spec = msgspec.structs.replace(
         options.spec,
         nnodes=nnodes,
+        layout=None,
+        elastic=None,
         nproc_per_node=1,
         standbys=standbys,
         checkpoint=CheckpointSpec(directory="/checkpoints", disk_every=Every(steps=10)),

@@ -113,6 +113,8 @@ def backing_up(seed: int, *harms: Harm) -> Options:
     spec = msgspec.structs.replace(
         options.spec,
         nnodes=2 + seed % 3,
+        layout=None,
+        elastic=None,
         standbys=1,
         checkpoint=CheckpointSpec(
             directory="/checkpoints",
@@ -276,3 +278,18 @@ def test_orders_that_are_not_given_again_after_a_restart_are_found(
     """Such a controller would take innocent machines for lost, one after the other."""
     monkeypatch.setattr(ControllerCore, "outstanding", lambda self, machine: [])
     assert any(run(mild(seed, Harm.KILL_CONTROLLER)).evictions for seed in range(20))
+
+
+def test_elastic_jobs_shrink_and_grow_and_lose_nothing() -> None:
+    """Machines are lost and every request is refused: only those that come by themselves help."""
+    lines: list[str] = []
+    for seed in range(240):
+        options = draw(seed)
+        if options.spec.elastic is None:
+            continue
+        spec = msgspec.structs.replace(options.spec, standbys=0)
+        harms = tuple(dict.fromkeys((*options.harms, Harm.LOSE_MACHINE, Harm.VOLUNTEER)))
+        run(msgspec.structs.replace(options, spec=spec, harms=harms, refused=1.0), lines.append)
+    text = "\n".join(lines)
+    assert text.count(" ResizeJob ") >= 20
+    assert text.count("planned=resize") >= 5

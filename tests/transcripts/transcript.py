@@ -7,7 +7,8 @@ forms, which answer the newest outstanding order of that kind:
     stopped M.. [finished=S] [copies=S,S..] [backups=R:S,R:S..] [parts=R:S,R:S..] [disk=S,S..]
         RanksStopped; copies of every rank of its position in memory and on its own disk, backups of
         rank R's step S, whole or as parts
-    started M.. | persisted M.. | released M.. | published | requested
+    started M.. | persisted M.. | released M.. | published
+    requested [reason=TEXT]                    MachinesRequested; refused if there is a reason
     refused M.. [reason=TEXT]                  StartFailed
     backed_up M.. [replicas=alike|differ]      StepBackedUp, of slices of what all ranks share
     progress S [fastest=S] [step_s=T]          StepProgress of the current generation
@@ -86,6 +87,7 @@ from everstep.model import (
     CheckpointSpec,
     CodeSpec,
     Copy,
+    ElasticSpec,
     Every,
     Generation,
     GroupShape,
@@ -113,6 +115,10 @@ HIDDEN_IF_EMPTY = {
     "saved_within_s",
     "version",
     "compare_through",
+    "nnodes",
+    "dp",
+    "restore_nnodes",
+    "restores",
 }
 EMPTY = (None, "", 0, (), NO_STEP)
 LONG = 30
@@ -212,7 +218,6 @@ def _every(text: str) -> Every:
 
 
 def _job(run: Transcript, names: list[str], fields: dict[str, str]) -> Iterator[ControllerEvent]:
-    del names
     nnodes, nproc = int(fields.get("nnodes", "2")), int(fields.get("nproc", "2"))
     spec = JobSpec(
         job=JobId("job"),
@@ -231,6 +236,9 @@ def _job(run: Transcript, names: list[str], fields: dict[str, str]) -> Iterator[
         ),
         code=CodeSpec(version=VersionId(fields.get("code", "")), roots=("/gpt",)),
         layout=read_layout(fields["layout"], nnodes, nproc) if "layout" in fields else None,
+        elastic=ElasticSpec(dp_min=int(fields["elastic"]), sharded="sharded" in names)
+        if "elastic" in fields
+        else None,
     )
     yield JobSubmitted(spec=spec)
     yield ControllerStarted(term=Term(1), version="0")
@@ -382,7 +390,8 @@ def _published(
 def _requested(
     run: Transcript, names: list[str], fields: dict[str, str]
 ) -> Iterator[ControllerEvent]:
-    yield MachinesRequested(action=run.order(RequestMachines, None).id)
+    reason = fields.get("reason", "").replace("_", " ")
+    yield MachinesRequested(action=run.order(RequestMachines, None).id, reason=reason)
 
 
 def _progress(

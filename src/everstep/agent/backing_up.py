@@ -104,6 +104,7 @@ class BackingUp:
         ranks = [peer.rank for peer in order.peers]
         try:
             self._pin(ranks, order.step, order.safe)
+            slots.forget_others(self._here.shm, ranks, order.safe)
             sent = await self._back_up(order)
         except (EverstepError, OSError) as error:
             self._pin(ranks, None, order.safe)

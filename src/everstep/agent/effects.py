@@ -160,9 +160,7 @@ class Effects:
 
     def copies(self) -> tuple[Copy, ...]:
         """Complete checkpoints in this machine's memory, whatever its position is now."""
-        names = [entry.name for entry in self._here.shm.glob("rank-*")]
-        ranks = sorted(Rank(int(name[5:])) for name in names if name[5:].isdigit())
-        return tuple(slots.inventory(self._here.shm, ranks))
+        return tuple(slots.inventory(self._here.shm, slots.ranks_in(self._here.shm)))
 
     def _begin(self, kind: type[AgentAction], work: Coroutine[Any, Any, None]) -> None:
         task = self._spawn(work)
@@ -204,16 +202,17 @@ class Effects:
         ranks = self._here.ranks_of(order.node_rank)
         places = await hands.code.places(order.version)
         hands.memory.node_rank, hands.memory.version = order.node_rank, order.version
+        world_size = hands.memory.world_size = self._here.job_of(order).world_size
         if order.node_rank == 0:
             hands.port.hold(order.master_port)
         hands.progress.reserve()
+        slots.make_way(self._here.shm, ranks, order.restore)
         for rank in ranks:
-            slots.drop_newer(self._here.shm, rank, order.restore)
             paths.error_file(order.generation, rank).unlink(missing_ok=True)
         await hands.own_disk.drop_newer(order.restore)
         within_s, own_disk = self.policy.fetch_within_s, hands.own_disk.copies
         await hands.shards.make_ready(order, ranks, within_s, own_disk)
-        hands.comparing.begin(order, ranks, self._here.spec.world_size)
+        hands.comparing.begin(order, ranks, world_size)
         paths.rank_log(order.generation, ranks[0]).parent.mkdir(0o700, parents=True, exist_ok=True)
         hands.output.follow(order.generation, ranks, {})
         request = fork_request(self._here, order, hands.memory.term, os.environ, places)

@@ -80,7 +80,7 @@ class Fetching:
             self._here.shm,
             Writer(
                 rank=peer.rank,
-                world_size=spec.world_size,
+                world_size=self._here.savers_of(order),
                 generation=order.restore_generation,
                 local_ranks=spec.nproc_per_node,
                 backups=spec.backs_up,
@@ -141,7 +141,7 @@ class Fetching:
             rank=rank,
             step=order.restore,
             generation=order.restore_generation,
-            world_size=self._here.spec.world_size,
+            world_size=self._here.savers_of(order),
             reader=reader,
         )
 

@@ -25,8 +25,9 @@ class LogFindings:
     """The logs of one generation's ranks on this machine."""
 
     def __init__(self, machine: MachineId, world_size: int) -> None:
+        self.world_size = world_size
+        """Of the job as it is now."""
         self._machine = machine
-        self._site = Site(world_size=world_size)
         self._patterns: Patterns | None = None
         self._making = Lock()
         self._generation: Generation = NO_GENERATION
@@ -68,5 +69,5 @@ class LogFindings:
         return FindingsRead(generation=lines.generation, findings=found) if found else None
 
     def _reader(self, rank: Rank) -> LogReader:
-        people = People(Who(self._site), Ledger())
+        people = People(Who(Site(world_size=self.world_size)), Ledger())
         return LogReader(f"rank-{rank}.log", self.prepare(), people, self._generation)

@@ -24,6 +24,8 @@ class Memory(msgspec.Struct, kw_only=True):
     """Newest that was ordered."""
     node_rank: NodeRank | None = None
     """Position at the newest start of ranks."""
+    world_size: int = 0
+    """All machines' ranks at the newest start; 0 before that."""
     version: VersionId = NO_VERSION
     """Code version at the newest start of ranks: what they import late must not be removed."""
     told: list[Rank] = []

@@ -14,6 +14,7 @@ from everstep.actions import StartRanks
 from everstep.agent.fork import ForkRequest, RankPlan
 from everstep.agent.placing import CODE_VERSION, Places
 from everstep.agent.this_machine import ThisMachine
+from everstep.core.sizes import replica
 from everstep.model import NO_VERSION, Rank, Term
 from everstep.trainer.context import VARIABLE, AttachContext
 
@@ -70,7 +71,7 @@ def _defaults(here: ThisMachine, base: Mapping[str, str]) -> dict[str, str]:
 
 
 def _env(here: ThisMachine, order: StartRanks, rank: Rank) -> dict[str, str]:
-    spec = here.spec
+    spec = here.job_of(order)
     numbers = {
         "RANK": rank,
         "LOCAL_RANK": rank - spec.ranks_of(order.node_rank)[0],
@@ -94,7 +95,7 @@ def _env(here: ThisMachine, order: StartRanks, rank: Rank) -> dict[str, str]:
 
 
 def _attach(here: ThisMachine, order: StartRanks, rank: Rank, term: Term) -> dict[str, str]:
-    spec = here.spec
+    spec = here.job_of(order)
     context = AttachContext(
         job=spec.job,
         machine=here.setup.machine,
@@ -107,8 +108,13 @@ def _attach(here: ThisMachine, order: StartRanks, rank: Rank, term: Term) -> dic
         notice_socket=str(here.paths.notice_socket),
         restore=order.restore,
         restore_generation=order.restore_generation,
+        restore_rank=dict(order.restores).get(rank),
+        restore_world=here.savers_of(order) if order.restore_nnodes else 0,
+        dp=spec.dp,
+        dp_full=here.spec.dp,
+        replica=replica(spec, rank),
         local_disk=str(here.local_disk or ""),
         checkpoint_dir=spec.checkpoint.directory,
-        backups=spec.backs_up,
+        backups=here.spec.backs_up,
     )
     return {VARIABLE: msgspec.json.encode(context).decode()}

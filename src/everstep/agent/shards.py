@@ -101,6 +101,8 @@ class Shards:
         `own_disk` is what the ranks find on this machine's disk. Raises NotFetched or OSError.
         """
         self._kept.drop_newer(order.restore)
+        if order.restore_nnodes:
+            self._kept.keep_only(order.restore)
         try:
             await self._fetching.fetch(order, within_s)
         except NotFetched as error:

@@ -262,6 +262,7 @@ class AgentShell:
         self._hands.link.send(lines)
         seen = self._hands.progress.read(lines.generation)
         step = None if seen is None or seen.fastest == NO_STEP else seen.fastest
+        self._log_findings.world_size = self._hands.memory.world_size or self._here.spec.world_size
         found = self._log_findings.read(lines, step)
         if found is not None:
             self._events.put_nowait(found)

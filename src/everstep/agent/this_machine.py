@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
+from everstep.actions import StartRanks
 from everstep.files import read_json
 from everstep.model import JobId, JobSpec, NodeRank, Rank
 from everstep.paths import Endpoint, JobPaths, MachinePaths, MachineSetup, local_disk_dir, shm_dir
@@ -52,6 +53,15 @@ class ThisMachine(NamedTuple):
     def heartbeat(self) -> Path:
         """File of the heartbeat slots, one for each local rank."""
         return self.shm / "heartbeat"
+
+    def job_of(self, order: StartRanks) -> JobSpec:
+        """The job as it is in the order's generation: maybe with fewer machines."""
+        return self.spec.resized(order.nnodes, order.dp) if order.nnodes else self.spec
+
+    def savers_of(self, order: StartRanks) -> int:
+        """How many ranks there were when the step was saved that the order restores."""
+        nnodes = order.restore_nnodes or self.job_of(order).nnodes
+        return nnodes * self.spec.nproc_per_node
 
     def ranks_of(self, node_rank: NodeRank) -> list[Rank]:
         """The ranks here, in local-rank order, while the machine has this position."""

@@ -78,11 +78,9 @@ class Kept:
 
     def inventory(self) -> list[Copy]:
         """All complete backups, by rank and step. Of parts the table is read, and no more."""
-        names = [path.name.removeprefix("rank-") for path in self._root.glob("rank-*")]
-        ranks = sorted(Rank(int(name)) for name in names if name.isdigit())
         return [
             copy
-            for rank in ranks
+            for rank in slots.ranks_in(self._root)
             for copy in sorted(_copies_in(rank_shm(self._root, rank)), key=lambda c: c.step)
             if copy.rank == rank
         ]
@@ -172,6 +170,27 @@ class Kept:
             for copy in self.inventory():
                 if copy.step > step:
                     slots.drop_newer(self._root, copy.rank, step)
+
+    def keep_only(self, step: Step) -> None:
+        """The job has another size from now on: of the former one only this step is of use."""
+        with self._lock:
+            for rank in slots.ranks_in(self._root):
+                slots.forget_but(self._root, rank, step)
+            self._forget_maps()
+
+    def forget_others(self, world_size: int, safe: Step) -> None:
+        """Give back what was kept when the job had another size, once all of this one is safe."""
+        with self._lock:
+            for rank in slots.ranks_in(self._root):
+                held = slots.headers_in(rank_shm(self._root, rank)).values()
+                if held and all(h.world_size != world_size and h.step < safe for h in held):
+                    slots.forget_but(self._root, rank, None)
+                    self._forget_maps()
+
+    def _forget_maps(self) -> None:
+        """Files are gone: nothing may be written to what is still mapped of them."""
+        self._segments.clear()
+        self._maps = slots.Maps()
 
     def _segment(self, rank: Rank, index: int) -> Segment:
         segment = self._segments.get((rank, index))

@@ -132,22 +132,41 @@ def _begin(tensor: DTensor) -> tuple[int, ...]:
 class LiveMeshes:
     """The meshes that the script's state lies on now."""
 
-    def __init__(self, state: Mapping[str, Any]) -> None:
+    def __init__(self, state: Mapping[str, Any], *, regrown: bool = False) -> None:
+        """`regrown`: the shard is of a time with more or fewer replicas, and other ranks."""
         self._state = state
+        self._regrown = regrown
         self._known: dict[MeshEntry, DeviceMesh] | None = None
 
     def join(self, local: torch.Tensor, placed: Placed, mesh: MeshEntry) -> DTensor:
         """The DTensor of which `local` is this rank's shard. Raises OtherLayout."""
         from torch.distributed.tensor import DTensor  # noqa: PLC0415 -- the script has it
 
-        return DTensor.from_local(
+        tensor = DTensor.from_local(
             local,
-            self._find(mesh),
+            self._find_regrown(mesh, placed) if self._regrown else self._find(mesh),
             [read_placement(word) for word in placed.placements],
             run_check=False,
             shape=torch.Size(placed.shape),
             stride=placed.stride,
         )
+        if self._regrown and _begin(tensor) != placed.at:
+            raise OtherLayout(
+                f"it is another part of a tensor of {list(placed.shape)} than this rank has: the"
+                " state is not replicated (give --elastic-sharded)"
+            )
+        return tensor
+
+    def _find_regrown(self, wanted: MeshEntry, placed: Placed) -> DeviceMesh:
+        """A mesh that differs in its ranks, and in the size of dimensions that replicate."""
+        if self._known is None:
+            self._known = self._live()
+        for mesh, live in self._known.items():
+            alike = (mesh.device, mesh.names) == (wanted.device, wanted.names)
+            sizes = zip(mesh.shape, wanted.shape, placed.placements, strict=False)
+            if alike and all(now == then or word == "R" for now, then, word in sizes):
+                return live
+        return self._find(wanted)
 
     def _find(self, wanted: MeshEntry) -> DeviceMesh:
         if self._known is None:

@@ -109,8 +109,9 @@ class Reader(pickle.Unpickler):
 class Loader:
     """One shard on its way into the training objects."""
 
-    def __init__(self, shard: Shard, threads: int = 1) -> None:
-        """`threads`: that copy."""
+    def __init__(self, shard: Shard, threads: int = 1, *, regrown: bool = False) -> None:
+        """`threads`: that copy. `regrown`: it is of a time with more or fewer replicas."""
+        self._regrown = regrown
         self._threads = threads
         self._payload = shard.payload
         self._index, self._at = unpack_index(shard.payload)
@@ -134,7 +135,7 @@ class Loader:
                 f"{self._where} has no {_quoted(missing)}; it has {_quoted(self.names)}: "
                 "give checkpoint() the entries it was saved with, or start without checkpoint"
             )
-        self._meshes = LiveMeshes(state)
+        self._meshes = LiveMeshes(state, regrown=self._regrown)
         for name, holder in state.items():
             try:
                 self._load_entry(self._entries[name], holder)

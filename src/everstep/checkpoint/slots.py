@@ -19,7 +19,7 @@ from __future__ import annotations
 import mmap
 import os
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -243,9 +243,11 @@ class ShardWriter:
         return choose_slot(held, step, read_pins(self._control))
 
     def _read(self, segment: Segment) -> Header | None:
-        """What an earlier writer left. A truncated or another layout's shard is worth nothing."""
+        """What an earlier writer left. A truncated shard is worth nothing; that of another size of
+        the job may still be read by the rank that goes on with it.
+        """
         header = shards.read_header(segment.whole[:PAGE])
-        if header is None or header.world_size != self._writer.world_size:
+        if header is None:
             return None
         return header if PAGE + header.payload_bytes <= segment.size else None
 
@@ -300,6 +302,44 @@ def drop_newer(shm: Path, rank: Rank, step: Step) -> None:
     for index, header in headers_in(directory).items():
         if header.step > step:
             _void(directory, index)
+
+
+def ranks_in(shm: Path) -> list[Rank]:
+    """Whose slots there are on this machine, whatever its position is now."""
+    names = [entry.name.removeprefix("rank-") for entry in shm.glob("rank-*")]
+    return sorted(Rank(int(name)) for name in names if name.isdigit())
+
+
+def make_way(shm: Path, ranks: Collection[Rank], restore: Step) -> None:
+    """Before these ranks start from `restore`: what is newer is void, and what others had is gone.
+
+    Of ranks that ran here when the job had another size, only the step that may be restored is
+    left: their memory is needed. Only while no process writes any rank's slots.
+    """
+    for rank in ranks_in(shm):
+        drop_newer(shm, rank, restore)
+        if rank not in ranks:
+            forget_but(shm, rank, restore)
+
+
+def forget_others(shm: Path, ranks: Collection[Rank], safe: Step) -> None:
+    """Give back what ranks left that ran here in another size, once a newer step is safe."""
+    for rank in ranks_in(shm):
+        held = headers_in(rank_shm(shm, rank)).values()
+        if rank not in ranks and all(header.step < safe for header in held):
+            forget_but(shm, rank, None)
+
+
+def forget_but(shm: Path, rank: Rank, step: Step | None) -> None:
+    """Give the memory back of all slots of a rank but this step's; None: of all."""
+    directory = rank_shm(shm, rank)
+    kept = [index for index, header in headers_in(directory).items() if header.step == step]
+    if not kept:
+        shutil.rmtree(directory, ignore_errors=True)
+        return
+    for index in range(SLOTS_WITH_BACKUPS):
+        if index not in kept:
+            slot_path(directory, index).unlink(missing_ok=True)
 
 
 def drop_step(shm: Path, rank: Rank, step: Step) -> None:

@@ -66,7 +66,7 @@ _SIZES = (
         "--nnodes",
         "N",
         "Machines of the job. MIN:MAX with MIN = MAX is the same number; a real range is refused: "
-        "the size of a job does not change while it runs (spare machines are --standbys).",
+        "spare machines are --standbys, and a job that may run with fewer says --elastic-dp.",
     ),
     _torchrun(
         Kept.SAME,
@@ -309,6 +309,19 @@ _OURS = (
         "then lie where the loss of any one group of machines leaves one.",
     ),
     _ours(
+        "--elastic-dp",
+        "MIN",
+        "If machines are missing and none is coming, go on with fewer data-parallel replicas, at "
+        "least MIN, and grow back when there are more. All replicas must hold the same state, as "
+        "under DDP. Without --layout, every rank is a replica.",
+    ),
+    _ours(
+        "--elastic-sharded",
+        "",
+        "The same where the state is sharded over the replicas (FSDP, ZeRO): it is then loaded "
+        "from the newest step on disk, by way of torch.distributed.checkpoint.",
+    ),
+    _ours(
         "--backup-rate",
         "MIB",
         "Most MiB per second that one machine sends to peers (default 0: as many as bring a copy "
@@ -397,6 +410,8 @@ class RunFlags(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     backup_rate: int = 0
     backup_interface: str = ""
     layout: str | None = None
+    elastic_dp: int | None = None
+    elastic_sharded: bool = False
     no_checks: bool = False
     check_limits: str = ""
     metrics_port: int = 0

@@ -16,6 +16,7 @@ import msgspec
 
 from everstep.agent.checks.registry import make_checks
 from everstep.checkpoint.tier import FILE, TierFailed, is_url, tier_at
+from everstep.commands.elastic import check_elastic, read_elastic
 from everstep.commands.flags import RunFlags
 from everstep.core.groups import layout_of
 from everstep.model import (
@@ -234,7 +235,7 @@ def _spec(flags: RunFlags, facts: HostFacts, *, name: JobId, nnodes: int, local:
     policy = PolicySpec()
     if flags.max_restarts is not None:
         policy = PolicySpec(recoveries_max=flags.max_restarts)
-    return JobSpec(
+    spec = JobSpec(
         job=name,
         uid=facts.uid,
         command=(flags.script, *flags.script_args),
@@ -262,8 +263,11 @@ def _spec(flags: RunFlags, facts: HostFacts, *, name: JobId, nnodes: int, local:
         policy=policy,
         checks=_checks(flags, facts),
         layout=None if flags.layout is None else read_layout(flags.layout, nnodes, nproc),
+        elastic=read_elastic(flags),
         code=code_of(flags, facts),
     )
+    check_elastic(spec)
+    return spec
 
 
 def code_of(flags: RunFlags, facts: HostFacts) -> CodeSpec:

@@ -135,17 +135,24 @@ class Hands:
 
     async def _publish_in_thread(self, action: PublishStep) -> None:
         """In a thread: the directory may lie on a slow file system that all machines share."""
-        spec = self._core.state.job
+        spec = self._core.state.job_at(action.generation)
+        stored_bytes = 0
         try:
             tier = await asyncio.to_thread(tier_at, spec.checkpoint.directory)
             entry = Published(step=action.step, generation=action.generation)
             await asyncio.to_thread(tier.publish, entry, spec.world_size, spec.checkpoint.keep)
+            manifest = await asyncio.to_thread(tier.manifest, action.step)
+            stored_bytes = sum(manifest.payload_bytes)
             reason = ""
         except (EverstepError, OSError) as error:
             reason = str(error)
             say(f"step {action.step} was not published: {reason}")
         published = StepPublished(
-            action=action.id, step=action.step, generation=action.generation, reason=reason
+            action=action.id,
+            step=action.step,
+            generation=action.generation,
+            reason=reason,
+            stored_bytes=stored_bytes,
         )
         self._post(Incoming(published))
 

@@ -49,6 +49,8 @@ class Loop:
         """Decide, remember, act. What has to be done before `run` is given here directly."""
         now = self._clock.now()
         actions = self._core.handle(incoming.event, now)
+        if self._core.state.spec is not None:
+            self._intake.expect(self._core.state.job.nnodes)
         self._journal.append(incoming.event, now, origin=incoming.origin, actions=actions)
         if any(isinstance(action, DURABLE) for action in actions):
             self._journal.sync()

@@ -33,7 +33,7 @@ from everstep.events import ControllerStarted, JobSubmitted
 from everstep.files import write_atomically
 from everstep.journal import Index, Journal, Replayed, StoryLine, newest_term, replay
 from everstep.keeper import EXIT_RELEASE
-from everstep.model import JobSpec
+from everstep.model import JobSpec, Published
 from everstep.paths import Endpoint, JobPaths, JobResult
 
 FENCE_EVERY_S = 1.0
@@ -106,7 +106,7 @@ class Controller:
         """The first facts of a term, before any agent or person may say something."""
         self._cluster.watch(self._report)
         if self._journal.next_seq == 1:
-            known = tuple(tier_at(self._spec.checkpoint.directory).published())
+            known = _published(self._spec)
             submitted = JobSubmitted(spec=self._spec, published=known)
             self._loop.take(Incoming(submitted), self._hands.act)
         started = ControllerStarted(term=self._journal.term, version=__version__)
@@ -208,6 +208,19 @@ def _story(directory: Path, subject: str) -> list[StoryLine]:
         return index.story(subject)
     finally:
         index.close()
+
+
+def _published(spec: JobSpec) -> tuple[Published, ...]:
+    """Steps that are there already and that so many ranks can restore."""
+    tier = tier_at(spec.checkpoint.directory)
+    found = []
+    for entry in tier.published():
+        saved = tier.manifest(entry.step).world_size
+        if saved == spec.world_size:
+            found.append(entry)
+        else:
+            say(f"step {entry.step} on disk is of {saved} ranks, not {spec.world_size}: left alone")
+    return tuple(found)
 
 
 def _cluster(spec: JobSpec, paths: JobPaths, url: str) -> Cluster:

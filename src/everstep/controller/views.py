@@ -250,12 +250,13 @@ def _failing_disks(state: State) -> list[str]:
 def status(state: State, now: Seconds, notes: tuple[str, ...] = ()) -> StatusView:
     """Where the job is. The state must have seen JobSubmitted."""
     spec, incident, wanted = state.job, state.incident, pool(state, now)
+    assert state.spec is not None, "the journal's first record must be JobSubmitted"
     return StatusView(
         job=spec.job,
         term=state.term,
         phase=state.phase,
         generation=state.generation,
-        nnodes=spec.nnodes,
+        nnodes=state.spec.nnodes,
         nproc_per_node=spec.nproc_per_node,
         standbys=spec.standbys,
         world_size=spec.world_size,
@@ -274,7 +275,7 @@ def status(state: State, now: Seconds, notes: tuple[str, ...] = ()) -> StatusVie
         layout=_layout(state),
         mechanisms=mechanisms(state),
         outcome=_outcome(state),
-        notes=(*state.paged.values(), *_failing_copies(state), *notes),
+        notes=(*state.paged.values(), *_resized(state), *_failing_copies(state), *notes),
         alerts=_alerts(state, now),
         code=code(state, now),
         evictions=_evicted(state),
@@ -282,6 +283,15 @@ def status(state: State, now: Seconds, notes: tuple[str, ...] = ()) -> StatusVie
         standbys_wanted=wanted.wanted,
         standbys_why=wanted.why,
     )
+
+
+def _resized(state: State) -> list[str]:
+    full, now = state.spec, state.resized
+    if full is None or now is None:
+        return []
+    replicas = f"{now.dp} of {full.dp} data-parallel replicas"
+    machines = f"{now.nnodes} of {full.nnodes} machines"
+    return [f"it goes on with {replicas}, on {machines}; it grows back when there are more"]
 
 
 def _layout(state: State) -> LayoutView:

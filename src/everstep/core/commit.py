@@ -29,6 +29,7 @@ from everstep.actions import (
     RefuseUpdate,
     ReleaseMachine,
     RequestMachines,
+    ResizeJob,
     ReturnMachine,
     StartRanks,
     StopRanks,
@@ -51,6 +52,7 @@ from everstep.core.quarantine import (
     stop_ranks,
     test_machine,
 )
+from everstep.core.resize import resize_job
 from everstep.core.restore import safe_on_local_disks
 from everstep.core.slowdown import ranks_start
 from everstep.core.spreading import hold_version
@@ -197,6 +199,9 @@ def _start_ranks(state: State, action: StartRanks, now: Seconds) -> None:
     """The first of a generation's orders also fixes what the history is from here on."""
     _await(state, action, now)
     state.machines[action.machine].start_ordered = state.last_started = action.generation
+    if state.phase is not Phase.STARTING:
+        state.restores.clear()
+    state.restores |= dict(action.restores)
     if state.phase is Phase.STARTING:
         return
     _settle_history(state)
@@ -387,6 +392,7 @@ _COMMITTERS: dict[type[ControllerAction], Callable[[State, Any, Seconds], None]]
     ReleaseMachine: _release_machine,
     EvictMachine: _evict_machine,
     WakeStandby: _wake_standby,
+    ResizeJob: resize_job,
     RequestMachines: _request_machines,
     PageHuman: _page_human,
     FinishJob: _finish_job,

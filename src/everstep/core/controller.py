@@ -22,6 +22,7 @@ from everstep.core.commit import commit
 from everstep.core.ettr import Owner
 from everstep.core.observe import observe
 from everstep.core.patience import AT_ONCE, NEVER, deadlines
+from everstep.core.resize import note_shortage
 from everstep.core.rules import decide
 from everstep.core.state import Phase, State
 from everstep.events import ControllerEvent
@@ -119,6 +120,7 @@ class ControllerCore:
     def _account(self, now: Seconds) -> None:
         """Who owns the time from here on, where the phase alone says so."""
         state = self.state
+        note_shortage(state, now)
         if state.spec is None:
             return
         owner = _owner(state)

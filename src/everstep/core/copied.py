@@ -142,6 +142,8 @@ def step_published(state: State, event: StepPublished, now: Seconds) -> None:
     if not event.reason and not (abandoned and state.phase is not Phase.STOPPING):
         entry = Published(step=event.step, generation=event.generation)
         state.disk.after = max(state.disk.after, event.step)
+        state.inherited = [each for each in state.inherited if each != entry]
+        state.stored_bytes = event.stored_bytes
         if entry not in state.published:
             state.published.append(entry)
             del state.published[: -state.job.checkpoint.keep]

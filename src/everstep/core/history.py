@@ -1,6 +1,6 @@
-"""Records that a job keeps for as long as it lives: its code versions and its evictions.
+"""Records that a job keeps for as long as it lives: code versions, evictions, sizes.
 
-Parts of State (state.py): changed by versions.py and quarantine.py alone.
+Parts of State (state.py): changed by versions.py, quarantine.py and resize.py alone.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from enum import StrEnum
 import msgspec
 
 from everstep.events import LossesCompared
-from everstep.model import CodeVersion, MachineId, Seconds, Step
+from everstep.model import CodeVersion, Generation, MachineId, Seconds, Step
 
 
 class Condition(StrEnum):
@@ -94,6 +94,14 @@ class VersionBook(msgspec.Struct, kw_only=True):
     """Whether losses came out as before when steps were done again under it, as a sentence."""
     to_tell: str = ""
     """What people have yet to be told about that."""
+
+
+class Sized(msgspec.Struct, kw_only=True, frozen=True):
+    """From when on the job had so many machines, and so many data-parallel replicas."""
+
+    since: Generation
+    nnodes: int
+    dp: int
 
 
 class Eviction(msgspec.Struct, kw_only=True):

@@ -44,6 +44,10 @@ class Intake:
         self._groups: dict[MachineId, MachineGroups] = {}
         self._groups_told: GroupsSeen | None = None
 
+    def expect(self, machines: int) -> None:
+        """So many positions from now on. Before reports of the generation that has them."""
+        self._machines = machines
+
     def take(
         self, report: Folded, now: Seconds
     ) -> StepProgress | GroupsSeen | MetricAbnormal | None:

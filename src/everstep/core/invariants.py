@@ -30,6 +30,7 @@ from everstep.actions import (
     PersistStep,
     ProbeMachine,
     ReleaseMachine,
+    ResizeJob,
     StartRanks,
     StopRanks,
     TestMachine,
@@ -41,6 +42,7 @@ from everstep.core.ettr import spent
 from everstep.core.history import Condition
 from everstep.core.ladder_watch import LadderWatch
 from everstep.core.outcasts import Outcasts
+from everstep.core.sizes import alike
 from everstep.core.state import Phase, State
 from everstep.core.witnesses import Witnesses
 from everstep.events import (
@@ -88,6 +90,8 @@ class Watch:
 
     def __init__(self) -> None:
         self.spec: JobSpec | None = None
+        self.job: JobSpec | None = None
+        """As it is now: maybe with fewer machines."""
         self.seq = 0
         self.time: Seconds = float("-inf")
         self.term = Term(0)
@@ -108,6 +112,10 @@ class Watch:
         self._published: dict[Published, None] = {}
         self._backups: dict[MachineId, tuple[Copy, ...]] = {}
         """What each machine said last that it keeps for others."""
+        self._own: dict[MachineId, tuple[Copy, ...]] = {}
+        """And what its ranks have saved."""
+        self._sizes: list[tuple[Generation, JobSpec]] = []
+        """From when on the job was as it was."""
         self._actions: dict[str, ControllerAction] = {}
         self._witnesses = Witnesses()
         self.ladder = LadderWatch()
@@ -147,7 +155,7 @@ class Watch:
 
     def _take(self, event: ControllerEvent) -> None:
         if isinstance(event, JobSubmitted):
-            self.spec = event.spec
+            self.spec = self.job = event.spec
             self._published = dict.fromkeys(event.published)
         elif isinstance(event, ControllerStarted):
             must(event.term > self.term, f"term {event.term} came after term {self.term}")
@@ -155,10 +163,12 @@ class Watch:
         elif isinstance(event, RanksStopped) and self._is_answer(event):
             self.stopped[event.machine] = event
             self._backups[event.machine] = event.backups
+            self._own[event.machine] = event.copies
         elif isinstance(event, RankExited):
             self._take_exit(event.machine, event.rank, event.generation, event.exit)
         elif isinstance(event, MachineJoined):
             self._backups[event.machine] = event.backups
+            self._own[event.machine] = event.copies
             for status in event.ranks:
                 self._take_exit(event.machine, status.rank, status.generation, status.exit)
         elif isinstance(event, StepPublished) and not event.reason:
@@ -228,6 +238,22 @@ class Watch:
         must(not self.started, f"{action.machine} got a position while ranks were starting")
         self.positions[action.node_rank] = action.machine
 
+    def resize_job(self, action: ResizeJob) -> None:
+        """Only of an elastic job, between two generations, and with machines that it has."""
+        assert self.spec is not None
+        name, elastic = f"ResizeJob {action.id}", self.spec.elastic
+        must(elastic is not None and action.dp >= elastic.dp_min, f"{name} is not allowed")
+        must(not self.started, f"{name} came while ranks were starting")
+        must(action.dp <= self.spec.dp, f"{name} is larger than the job")
+        positions = dict(action.positions)
+        known = set(self.positions.values())
+        must(set(positions.values()) <= known, f"{name} gives a position to a newcomer")
+        must(len(set(positions.values())) == len(positions), f"{name} gives two to one machine")
+        must(all(0 <= at < action.nnodes for at in positions), f"{name} has no such position")
+        self.positions = positions
+        self.job = self.spec.resized(action.nnodes, action.dp)
+        self._sizes.append((self.generation, self.job))
+
     def evict_machine(self, action: EvictMachine) -> None:
         for node_rank, machine in list(self.positions.items()):
             if machine == action.machine:
@@ -267,7 +293,10 @@ class Watch:
             f"{name}: {action.machine} does not have position {action.node_rank}",
         )
         must(action.node_rank not in self.started, f"{name} starts {action.machine} twice")
-        must(len(self.positions) == self.spec.nnodes, f"{name} before all positions are filled")
+        assert self.job is not None
+        must(len(self.positions) == self.job.nnodes, f"{name} before all positions are filled")
+        told = (action.nnodes or self.spec.nnodes, action.dp or self.spec.dp)
+        must(told == (self.job.nnodes, self.job.dp), f"{name} is of another size")
         for machine in self.positions.values():
             must(machine in self.stopped, f"{name} before {machine} proved its old ranks gone")
         for other in self.started.values():
@@ -277,6 +306,10 @@ class Watch:
 
     def _check_restore(self, action: StartRanks) -> None:
         """Every rank has the step, computed by the same generation, here, at a peer or on disk."""
+        if action.restore_nnodes:
+            self._check_regrown(action)
+            return
+        must(not action.restores, f"StartRanks {action.id} mixes up the ranks of one size")
         wanted = Published(step=action.restore, generation=action.restore_generation)
         sources = {peer.rank: peer.machine for peer in action.fetch}
         for rank in map(Rank, self._ranks_of(action.node_rank)):
@@ -300,6 +333,36 @@ class Watch:
                 )
         must(not sources, f"StartRanks {action.id} fetches shards for ranks of other machines")
 
+    def _check_regrown(self, action: StartRanks) -> None:
+        """Every rank goes on with the shard of one that was alike, or all load from disk."""
+        assert self.job is not None
+        name = f"StartRanks {action.id}"
+        old = self._job_at(action.restore_generation)
+        must(action.restore_nnodes == old.nnodes, f"{name} is wrong about who saved its step")
+        wanted = Published(step=action.restore, generation=action.restore_generation)
+        elastic = self.job.elastic
+        if elastic is None or elastic.sharded:
+            must(not action.restores and wanted in self._published, f"{name} has no step to load")
+            return
+        ranks = list(map(Rank, self._ranks_of(action.node_rank)))
+        must([new for new, _ in action.restores] == ranks, f"{name} says nothing of some ranks")
+        others = alike(self.job, old)
+        sources = {peer.rank: peer.machine for peer in action.fetch}
+        for new, rank in action.restores:
+            must(rank in others[new], f"{name} gives rank {new} the shard of rank {rank}")
+            copy = Copy(rank=rank, step=wanted.step, generation=wanted.generation)
+            source = sources.get(rank, action.machine)
+            kept = self._kept(source, copy) if rank in sources else None
+            held = copy in self._own.get(source, ()) or kept is not None
+            must(held or wanted in self._published, f"{name}: nobody has rank {rank}'s shard")
+            if kept is not None and copy not in self._own.get(source, ()):
+                self._check_join(action, kept)
+
+    def _job_at(self, generation: Generation) -> JobSpec:
+        assert self.spec is not None
+        known = [job for since, job in self._sizes if since <= generation]
+        return known[-1] if known else self.spec
+
     def _kept(self, machine: MachineId, wanted: Copy) -> Copy | None:
         """The backup of this rank, step and generation that a machine keeps, whole or a part.
 
@@ -319,6 +382,7 @@ class Watch:
             source = sources.get(rank)
             held = source is not None and (
                 (source in self.positions.values() and wanted in self.stopped[source].copies)
+                or (bool(action.restores) and wanted in self._own.get(source, ()))
                 or self._kept(source, wanted) is not None
             )
             must(
@@ -361,8 +425,8 @@ class Watch:
     def finish_job(self, action: FinishJob) -> None:
         must(self.finish is None, f"the job was finished twice, by {action.id} again")
         if action.outcome is Outcome.FINISHED:
-            assert self.spec is not None
-            for rank in range(self.spec.world_size):
+            assert self.job is not None
+            for rank in range(self.job.world_size):
                 must(rank in self._ended_well, f"the job finished without an exit 0 of rank {rank}")
         self.finish = action
 
@@ -372,17 +436,27 @@ class Watch:
         self.ended = True
 
 
+_SAME = (
+    "master_addr",
+    "master_port",
+    "restore",
+    "restore_generation",
+    "restore_nnodes",
+    "restarts",
+    "nnodes",
+    "dp",
+)
+
+
 def _same_start(one: StartRanks, other: StartRanks) -> bool:
-    return all(
-        getattr(one, field) == getattr(other, field)
-        for field in ("master_addr", "master_port", "restore", "restore_generation", "restarts")
-    )
+    return all(getattr(one, field) == getattr(other, field) for field in _SAME)
 
 
 _CHECKS: dict[type[ControllerAction], Callable[[Watch, Any], None]] = {
     BeginGeneration: Watch.begin_generation,
     StopRanks: Watch.stop_ranks,
     WakeStandby: Watch.wake_standby,
+    ResizeJob: Watch.resize_job,
     EvictMachine: Watch.evict_machine,
     StartRanks: Watch.start_ranks,
     PersistStep: Watch.persist_step,

@@ -124,6 +124,7 @@ def _answers_its_order(state: State, event: ControllerEvent) -> bool:
 def _job_submitted(state: State, event: JobSubmitted, now: Seconds) -> None:
     state.spec = event.spec
     state.published = list(event.published)
+    state.inherited = list(event.published)
     state.requested = event.spec.nnodes + standbys_at_first(event.spec)
     state.phase_since = state.progress_at = now
     state.account.switch(Owner.WAITING, now)
@@ -406,7 +407,8 @@ def _unusable(state: State, event: RankExited) -> None:
     """
     bad = Published(step=state.restored, generation=state.restored_generation)
     state.published = [entry for entry in state.published if entry != bad]
-    copy = Copy(rank=event.rank, step=bad.step, generation=bad.generation)
+    rank = state.restores.get(event.rank, event.rank)
+    copy = Copy(rank=rank, step=bad.step, generation=bad.generation)
     if copy not in state.machines[event.machine].copies:
         state.bad_copies.append(copy)
 

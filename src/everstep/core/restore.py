@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from everstep.core.regrown import Sources, Taken, best_of, take_all
 from everstep.core.state import Machine, Spoiled, State
 from everstep.model import (
     NO_GENERATION,
@@ -67,6 +68,9 @@ class Choice(Value, frozen=True, kw_only=True):
     why: str
     joins: dict[Rank, tuple[tuple[Rank, MachineId], ...]] = {}
     """For each part among `fetch`: where the slices of all replicas lie, its own among them."""
+    restores: dict[Rank, Rank] = {}
+    """Of a step that was computed with more or fewer replicas: whose shard each rank gets. It is
+    that rank's which is fetched and joined."""
 
 
 def choose(ranks: Sequence[Rank], copies: Copies) -> Choice:
@@ -165,34 +169,52 @@ def choose_from(state: State) -> Choice:
 
     A step is a candidate only if training's numbers were finite by then.
     """
-    ranks = [Rank(rank) for rank in range(state.job.world_size)]
-    copies = copies_of(state)
-    sound = _sound(state, copies)
-    choice = choose(ranks, sound)
-    if state.overlap_to is not None and choice.copy.step > state.overlap_to:
-        choice = _further_back(ranks, sound, state.overlap_to)
-    if sound == copies:
+    choice = _newest(state)
+    bound = state.overlap_to
+    if bound is not None and choice.copy.step > bound:
+        choice = _further_back(state, bound)
+    if choice.copy == SCRATCH:
+        other = None if bound is None else _choose_regrown(state, bound, same_size=True)
+        choice = other or _choose_regrown(state, same_size=True) or choice
+    every = _copies_of(state)
+    if _sound(state, every) == every:
         return choice
     bad = ", ".join(str(each.step) for each in state.spoiled)
     return replace(choice, why=f"{choice.why}; not counted is what was saved of bad steps ({bad})")
 
 
-def _further_back(ranks: Sequence[Rank], copies: Copies, step: Step) -> Choice:
+def _newest(state: State, bound: Step | None = None) -> Choice:
+    """The newest step, up to this one if there is a bound: of the job's size now, or of another."""
+    ranks = [Rank(rank) for rank in range(state.job.world_size)]
+    sound = _sound(state, copies_of(state))
+    choice = choose(ranks, sound if bound is None else _up_to(sound, bound))
+    other = _choose_regrown(state, bound)
+    if other is not None and _order(other.copy) > _order(choice.copy):
+        return other
+    return choice
+
+
+def _further_back(state: State, step: Step) -> Choice:
     """The newest step that is no newer than this one, so that some are done again.
 
     Without one, the oldest that is complete: to begin anew is not what was asked for.
     """
-    choice = choose(ranks, _up_to(copies, step))
+    choice = _newest(state, step)
     if choice.copy != SCRATCH:
         return replace(choice, why=f"{choice.why}, up to step {step}: the rest is done again")
-    kept = (*copies.local, *(copy for _, copy in copies.backups), *copies.local_disk)
-    steps = {copy.step for copy in kept} | {entry.step for entry in copies.published}
-    for oldest in sorted(steps):
-        choice = choose(ranks, _up_to(copies, oldest))
+    for oldest in _steps_of(state):
+        choice = _newest(state, oldest)
         if choice.copy != SCRATCH:
             break
     why = f"no copy of step {max(step, 0)} or an older one is kept; the oldest there is serves"
     return replace(choice, why=f"{why}: {choice.why}, up to step {choice.copy.step}")
+
+
+def _steps_of(state: State) -> list[Step]:
+    """Of which somebody has something, the oldest first."""
+    machines = state.machines.values()
+    kept = [copy for m in machines for copy in (*m.copies, *m.backups, *m.local_disk)]
+    return sorted({copy.step for copy in kept} | {entry.step for entry in state.published})
 
 
 def _up_to(copies: Copies, step: Step) -> Copies:
@@ -210,13 +232,9 @@ def only_spoiled(state: State) -> bool:
 
     Single copies of older steps may be left: they are no step that all ranks have.
     """
-    if not state.spoiled:
+    if not state.spoiled or choose_from(state).copy != SCRATCH:
         return False
-    ranks = [Rank(rank) for rank in range(state.job.world_size)]
-    copies = copies_of(state)
-    if choose(ranks, _sound(state, copies)).copy != SCRATCH:
-        return False
-    return choose(ranks, copies).copy != SCRATCH
+    return choose_from(replace(state, spoiled=[])).copy != SCRATCH
 
 
 def _sound(state: State, copies: Copies) -> Copies:
@@ -238,8 +256,26 @@ def _spoiled(state: State, copy: Copy | Published) -> bool:
 def copies_of(state: State) -> Copies:
     """What members hold for their own ranks, and what any machine that is well keeps for others.
 
-    But not what was no use before: it would be fetched again and again.
+    But not what was no use before: it would be fetched again and again. And of the size that the
+    job has now: else a rank's number means another one.
     """
+    every = _copies_of(state)
+    if not state.sizes:
+        return every
+    return replace(
+        every,
+        local=tuple(c for c in every.local if _fits(state, c)),
+        backups=tuple((m, c) for m, c in every.backups if _fits(state, c)),
+        local_disk=tuple(c for c in every.local_disk if _fits(state, c)),
+        published=tuple(p for p in every.published if _fits(state, p)),
+    )
+
+
+def _fits(state: State, copy: Copy | Published) -> bool:
+    return state.job_of(copy) == state.job
+
+
+def _copies_of(state: State) -> Copies:
     copies = Copies(
         local=tuple(
             copy
@@ -292,21 +328,135 @@ def history_goes_on(state: State) -> None:
     state.left = left
 
 
-def _lives(state: State, copy: Copy) -> bool:
-    """Whether training went on from this copy, or can still do so."""
+def _is_behind(state: State, copy: Copy) -> bool:
+    """Whether training has left it behind. Only machines that return can have such copies."""
+    if not any(each.returned for each in state.evictions):
+        return False
     gone = (each for each in state.left if copy.generation <= each.through)
-    return all(copy.step < each.step for each in gone)
+    return any(copy.step >= each.step for each in gone)
 
 
 def _living(state: State, copies: Copies) -> Copies:
-    """Without what training has left behind: only machines that return can have such copies."""
-    if not any(each.returned for each in state.evictions):
-        return copies
     return replace(
         copies,
-        local=tuple(c for c in copies.local if _lives(state, c)),
-        backups=tuple((m, c) for m, c in copies.backups if _lives(state, c)),
-        local_disk=tuple(c for c in copies.local_disk if _lives(state, c)),
+        local=tuple(copy for copy in copies.local if not _is_behind(state, copy)),
+        backups=tuple((m, copy) for m, copy in copies.backups if not _is_behind(state, copy)),
+        local_disk=tuple(copy for copy in copies.local_disk if not _is_behind(state, copy)),
+    )
+
+
+def _within(copy: Published, bound: Step | None) -> bool:
+    return bound is None or copy.step <= bound
+
+
+def _order(copy: Published) -> tuple[Step, Generation]:
+    return copy.step, copy.generation
+
+
+def _choose_regrown(
+    state: State, bound: Step | None = None, *, same_size: bool = False
+) -> Choice | None:
+    """The choice among steps of other sizes, up to `bound`; None if there is nothing.
+
+    `same_size`: where nothing else is left, among steps of this size too, of which not every rank's
+    own shard is there.
+    """
+    elastic = state.job.elastic
+    if elastic is None or (same_size and (elastic.sharded or state.unequal)):
+        return None
+    published = [
+        each
+        for each in state.published
+        if not _fits(state, each) and not _spoiled(state, each) and _within(each, bound)
+    ]
+    if elastic.sharded:
+        newest = max(published, key=_order, default=None)
+        return None if newest is None else _from_disk(state, newest)
+    sources = _sources_by_step(state, published, same_size=same_size)
+    homes = {
+        Rank(rank): name for at, name in state.positions.items() for rank in state.job.ranks_of(at)
+    }
+    found = {}
+    for key, those in sources.items():
+        if not _within(key, bound):
+            continue
+        taken = take_all(state.job, state.job_of(key), homes, those)
+        if taken is not None:
+            found[key] = taken
+    return _as_choice(state, homes, found) if found else None
+
+
+def _from_disk(state: State, copy: Published) -> Choice:
+    ranks, saved = state.job.world_size, state.job_of(copy).world_size
+    why = (
+        f"step {copy.step} is the newest one on disk; {saved} ranks wrote it, and {ranks} load it"
+        " by way of torch's own format"
+    )
+    return Choice(copy=copy, local=0, fetch=(), local_disk=0, disk=ranks, why=why)
+
+
+def _sources_by_step(
+    state: State, published: list[Published], *, same_size: bool
+) -> dict[Published, Sources]:
+    """Where there are shards of each step that another number of replicas computed."""
+    found: dict[Published, Sources] = {key: Sources(published=True) for key in published}
+    for machine in state.machines.values():
+        gives = _gives(machine) or gives_before_it_goes(state, machine)
+        if machine.evicted and not gives:
+            continue
+        for copy in machine.copies if gives or machine.node_rank is not None else ():
+            if _counts(state, copy, same_size=same_size):
+                those = found.setdefault(_key(copy), Sources())
+                those.own.setdefault(copy.rank, []).append(machine.machine)
+        for copy in machine.backups if _gives(machine) else ():
+            if not _counts(state, copy, same_size=same_size):
+                continue
+            those = found.setdefault(_key(copy), Sources())
+            if not copy.replicas:
+                those.kept.setdefault(copy.rank, []).append(machine.machine)
+            elif _key(copy) in state.compared:
+                members = tuple(ranks_in(copy.replicas))
+                those.parts.setdefault(copy.rank, []).append((machine.machine, members))
+    return found
+
+
+def _counts(state: State, copy: Copy, *, same_size: bool) -> bool:
+    bare = replace(copy, replicas=())
+    if _spoiled(state, copy) or bare in state.bad_copies or _is_behind(state, copy):
+        return False
+    return same_size or not _fits(state, copy)
+
+
+def _as_choice(
+    state: State, homes: dict[Rank, MachineId], found: dict[Published, dict[Rank, Taken]]
+) -> Choice:
+    best = best_of(found)
+    taken = found[best]
+    local = sum(each.machine == homes.get(rank) for rank, each in taken.items())
+    fetch = tuple(
+        (rank, each.machine)
+        for rank, each in taken.items()
+        if each.machine is not None and (each.machine != homes.get(rank) or each.kept)
+    )
+    disk = sum(each.machine is None for each in taken.values())
+    saved, now = state.job_of(best), state.job
+    why = _why(
+        best,
+        {
+            "in memory": len(taken) - len(fetch) - disk,
+            "in a peer's memory": len(fetch),
+            "on disk": disk,
+        },
+    )
+    return Choice(
+        copy=best,
+        local=local,
+        fetch=fetch,
+        local_disk=0,
+        disk=disk,
+        why=f"{why}; {now.dp} replicas go on with the shards of {saved.dp}",
+        joins={rank: each.joins for rank, each in taken.items() if each.joins},
+        restores={rank: each.rank for rank, each in taken.items()},
     )
 
 

@@ -39,7 +39,7 @@ from everstep.actions import (
     TakeRung,
     WakeStandby,
 )
-from everstep.core import ladder, patience, resize, spreading, trials, updates
+from everstep.core import ladder, patience, resize, sources, spreading, trials, updates
 from everstep.core.deciding import Deciding, Planned
 from everstep.core.ending import end_of_job
 from everstep.core.evicting import (
@@ -55,11 +55,11 @@ from everstep.core.evicting import (
 from everstep.core.evidence import judged
 from everstep.core.faults import target_of
 from everstep.core.guards import give_up
-from everstep.core.keeping import back_up_step, peer_at
+from everstep.core.keeping import back_up_step
 from everstep.core.layouts import LAYOUT, known_layout
 from everstep.core.probing import probe_silent
 from everstep.core.quarantine import treat_evicted
-from everstep.core.restore import Choice, choose_from, only_spoiled
+from everstep.core.restore import SCRATCH, choose_from, only_spoiled
 from everstep.core.standby import wanted_standbys
 from everstep.core.state import Machine, Phase, State
 from everstep.core.tiers import persist_step, publish_step
@@ -67,8 +67,6 @@ from everstep.model import (
     Generation,
     MachineId,
     NodeRank,
-    Peer,
-    Rank,
     Seconds,
     Step,
 )
@@ -448,6 +446,8 @@ def start_ranks(d: Deciding) -> list[ControllerAction]:
         return _nothing_sound(d, state.numeric.first_bad)
     choice = choose_from(state)
     master = state.members()[0]
+    saved = state.job_of(choice.copy)
+    other_size = choice.copy != SCRATCH and saved != state.job
     return [
         StartRanks(
             id=d.id(),
@@ -460,10 +460,14 @@ def start_ranks(d: Deciding) -> list[ControllerAction]:
             master_port=master.store_port,
             restore=choice.copy.step,
             restore_generation=choice.copy.generation,
-            fetch=_sources(state, choice, node_rank),
-            slices=_slices(state, choice, node_rank),
+            fetch=sources.sources(state, choice, node_rank),
+            slices=sources.slices(state, choice, node_rank),
             restarts=state.generation - 1,
             version=state.version,
+            nnodes=0 if state.resized is None else state.job.nnodes,
+            dp=0 if state.resized is None else state.job.dp,
+            restore_nnodes=saved.nnodes if choice.restores or other_size else 0,
+            restores=sources.restores(state, choice, node_rank),
             compare_through=state.compare_through,
         )
         for node_rank, machine in (
@@ -484,19 +488,6 @@ def _nothing_sound(d: Deciding, first_bad: Step) -> list[ControllerAction]:
             id=d.id(), cause=d.event, why=why, outcome=Outcome.FAILED, exit_code=1, detail=""
         ),
     ]
-
-
-def _sources(state: State, choice: Choice, node_rank: NodeRank) -> tuple[Peer, ...]:
-    """Where the ranks of this position fetch their shards."""
-    ours = state.job.ranks_of(node_rank)
-    return tuple(peer_at(state, rank, name) for rank, name in choice.fetch if rank in ours)
-
-
-def _slices(state: State, choice: Choice, node_rank: NodeRank) -> tuple[Peer, ...]:
-    """Where those that are parts find the slices that they are joined with."""
-    joins = [choice.joins.get(Rank(rank), ()) for rank in state.job.ranks_of(node_rank)]
-    sources = {rank: name for each in joins for rank, name in each}
-    return tuple(peer_at(state, rank, name) for rank, name in sorted(sources.items()))
 
 
 def close_incident(d: Deciding) -> list[ControllerAction]:

@@ -52,6 +52,8 @@ def infer(shapes: Sequence[GroupShape], world_size: int, ranks_per_machine: int)
     if not named:
         raise NoGrid("the only group is that of all ranks")
     cuts = sorted({1, world_size} | {cut for factors in named for cut in _cuts(factors)})
+    if cuts[-1] > world_size:
+        raise NoGrid(f"they reach beyond the {world_size} ranks that there are")
     for low, high in itertools.pairwise(cuts):
         if high % low:
             raise NoGrid(f"some begin at multiples of {low}, some at multiples of {high}")

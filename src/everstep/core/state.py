@@ -13,7 +13,7 @@ import msgspec
 
 from everstep.actions import ControllerAction, FinishJob, Rung
 from everstep.core.ettr import TimeAccount
-from everstep.core.history import Eviction, VersionBook
+from everstep.core.history import Eviction, Sized, VersionBook
 from everstep.diagnosis.findings import Finding
 from everstep.events import FaultRequested, MetricAbnormal, RollbackRequested
 from everstep.health import Alert
@@ -373,6 +373,12 @@ class State(msgspec.Struct, kw_only=True):
     since no step is done without every rank."""
     resized: JobSpec | None = None
     """The job as it is for now, with fewer machines than it was submitted for; None: it has all."""
+    sizes: list[Sized] = []
+    """Every change of that, oldest first."""
+    restores: dict[Rank, Rank] = {}
+    """Ranks of the newest start that went on with another rank's shard, and which."""
+    stored_bytes: int = 0
+    """Of the newest published step; 0: not known."""
     refused: str = ""
     """Why the newest request for machines was refused, if it was."""
     short_since: Seconds | None = None
@@ -454,6 +460,8 @@ class State(msgspec.Struct, kw_only=True):
     """Some generation of this job has trained for real."""
 
     published: list[Published] = []
+    inherited: list[Published] = []
+    """Those that were there before the job."""
     disk: TierBooks = msgspec.field(default_factory=TierBooks)
     """The directory or store that all machines share."""
     local_disk: TierBooks = msgspec.field(default_factory=TierBooks)
@@ -524,6 +532,20 @@ class State(msgspec.Struct, kw_only=True):
         """As it is now: maybe with fewer machines than it was submitted for."""
         assert self.spec is not None, "the journal's first record must be JobSubmitted"
         return self.resized or self.spec
+
+    def job_of(self, copy: Copy | Published) -> JobSpec:
+        """As it was when this was computed: of how many ranks' shards it is one."""
+        if not self.sizes or copy in self.inherited:
+            return self.spec or self.job
+        return self.job_at(copy.generation)
+
+    def job_at(self, generation: Generation) -> JobSpec:
+        """As it was in this generation: how many ranks there are shards of."""
+        assert self.spec is not None, "the journal's first record must be JobSubmitted"
+        for sized in reversed(self.sizes):
+            if sized.since <= generation:
+                return self.spec.resized(sized.nnodes, sized.dp)
+        return self.spec
 
     @property
     def incident(self) -> Incident | None:

@@ -309,6 +309,8 @@ class Agent:
         if not machine.alive or machine.boots != boots:
             return
         machine.kept.drop_newer(action.order.restore)
+        if action.order.restore_nnodes:
+            machine.kept.keep_only(action.order.restore)
         broken = machine.breaks_forks > 0 or not machine.launcher_up
         machine.breaks_forks -= machine.breaks_forks > 0
         processes = machine.fork(action.order, self._ground.rng.randint(0, 1) if broken else nproc)

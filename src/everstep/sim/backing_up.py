@@ -65,7 +65,7 @@ class BackingUp:
             if not target.serves(order.generation):
                 self._not_backed_up(action, f"{peer.machine} takes no shards")
                 return
-            index = target.kept.begin(part_of(self._ground.options, order, peer.rank), order.safe)
+            index = target.kept.begin(part_of(self._machine, order, peer.rank), order.safe)
             begun.append((target, target.agent, index))
         transfer_s = self._ground.options.transfer_s * self._ground.rng.uniform(0.5, 1.5)
         takes_s = max(order.spread_s, transfer_s)
@@ -78,7 +78,7 @@ class BackingUp:
         if not self._works.doing(BACKUP, token):
             return
         for peer, (target, agent, index) in zip(order.peers, begun, strict=True):
-            part = part_of(self._ground.options, order, peer.rank)
+            part = part_of(self._machine, order, peer.rank)
             if not target.serves(order.generation) or target.agent is not agent:
                 self._not_backed_up(action, f"{peer.machine} broke the connection")
                 return
@@ -91,7 +91,7 @@ class BackingUp:
                 machine=machine,
                 action=order.id,
                 step=order.step,
-                replicated=replicated(self._ground.options, order),
+                replicated=replicated(self._machine, order),
             )
         )
 

@@ -181,7 +181,9 @@ class Controller:
         """A thread of this process does it: it ends with the process."""
         if not self.alive:
             return
-        reason = self._ground.disk.publish(action.step, action.generation)
+        reason = self._ground.disk.publish(
+            action.step, action.generation, self.state.job_at(action.generation).world_size
+        )
         self.post(
             StepPublished(
                 action=action.id, step=action.step, generation=action.generation, reason=reason

@@ -28,10 +28,13 @@ class Disk:
         self._shards.setdefault(step, {})[rank] = generation
         return ""
 
-    def publish(self, step: Step, generation: Generation) -> str:
-        """Declare the step complete; returns why it is not, empty if it is."""
+    def publish(self, step: Step, generation: Generation, world_size: int | None = None) -> str:
+        """Declare the step complete; returns why it is not, empty if it is.
+
+        `world_size`: of the ranks that computed it, if the job has another size now.
+        """
         there = self._shards.get(step, {})
-        for rank in map(Rank, range(self._world_size)):
+        for rank in map(Rank, range(world_size or self._world_size)):
             if there.get(rank) != generation:
                 return f"the shard of rank {rank} of step {step} is missing or another one"
         if self.full:

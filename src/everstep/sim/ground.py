@@ -7,7 +7,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from everstep.actions import StartRanks
-from everstep.model import Generation, MachineId, Published
+from everstep.model import Generation, JobSpec, MachineId, Published
 from everstep.sim.code import Codes
 from everstep.sim.disk import Disk
 from everstep.sim.options import Options, Script
@@ -46,11 +46,17 @@ class Ground:
         self.gangs: dict[Generation, Gang] = {}
         self._pids = 0
 
+    def job_of(self, order: StartRanks) -> JobSpec:
+        """The job as it is in this order's generation."""
+        spec = self.options.spec
+        return spec.resized(order.nnodes, order.dp) if order.nnodes else spec
+
     def gang(self, order: StartRanks) -> Gang:
-        """The processes of this generation."""
+        """The processes of this order's generation."""
         gang = self.gangs.get(order.generation)
         if gang is None:
             start = Start(
+                job=self.job_of(order),
                 version=order.version,
                 flaws=self.codes.flaws(order.version),
                 spoiled=self.spoiled(

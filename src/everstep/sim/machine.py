@@ -72,6 +72,8 @@ class Machine:
         """So many of the next forks fail."""
         self.sticks = False
         """The next process to be killed will not die for a while."""
+        self.job = ground.options.spec
+        """As it was when ranks were started here last."""
         self.memory = Memory()
         self.kept = KeptMemory()
         self.local_disk = LocalDisk()
@@ -242,8 +244,11 @@ class Machine:
 
     def holds(self, wanted: Copy) -> bool:
         """Whether slices of this copy are to be had here, of a backup or of a rank's own slot."""
-        own = [copy for slots in self.all_slots() for copy in slots.copies()]
-        return wanted in own or self.kept.find(wanted) is not None
+        return self.ran(wanted) or self.kept.find(wanted) is not None
+
+    def ran(self, wanted: Copy) -> bool:
+        """Whether a rank that runs or ran here has saved this copy, or was given it."""
+        return any(wanted in slots.copies() for slots in self.all_slots())
 
     def fork(self, order: StartRanks, count: int) -> list[Process]:
         """The launcher forks the first `count` of this machine's ranks."""
@@ -251,12 +256,19 @@ class Machine:
         ranks = [Rank(rank) for rank in ground.options.spec.ranks_of(order.node_rank)]
         for slots in self.all_slots():
             slots.drop_newer(order.restore)
+            if slots.rank not in ranks:
+                slots.keep_only(order.restore)
         self.local_disk.drop_newer(order.restore)
+        self.job = ground.job_of(order)
+        others = dict(order.restores)
         gang = ground.gang(order)
         forked = []
         for index, rank in enumerate(ranks[:count]):
             self.slots(rank).keep_restored(order.restore)
             process = Process(order, rank, self.slots(rank), self.local_disk)
+            process.restores = others.get(rank, rank)
+            process.source = self.slots(process.restores)
+            process.beside = self._slots
             process.pid, process.slowness = ground.next_pid(), self.slowness
             process.on_end = self._ended
             process.linked = self.answers

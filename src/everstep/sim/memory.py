@@ -77,6 +77,10 @@ class RankMemory:
         """What the next generation does not restore is void."""
         self._slots = [None if slot and slot[0] > step else slot for slot in self._slots]
 
+    def keep_only(self, step: Step) -> None:
+        """The rank does not run here any more."""
+        self._slots = [slot for slot in self._slots if slot and slot[0] == step]
+
     def pin(self, step: Step | None) -> None:
         """Do not overwrite this step once it is saved: it is to go to disk."""
         self._pins = Pins(persist=step, backup=self._pins.backup, safe=self._pins.safe)
@@ -139,6 +143,11 @@ class KeptMemory:
         return tuple(
             copy for rank in sorted(self._slots) for copy in self._slots[rank] if copy is not None
         )
+
+    def keep_only(self, step: Step) -> None:
+        """The job has another size from now on."""
+        for slots in self._slots.values():
+            slots[:] = [copy if copy and copy.step == step else None for copy in slots]
 
     def drop_newer(self, step: Step) -> None:
         """What the next generation does not restore is void."""

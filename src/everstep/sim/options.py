@@ -16,11 +16,13 @@ from msgspec.structs import replace
 from everstep.model import (
     CheckpointSpec,
     CodeSpec,
+    ElasticSpec,
     Every,
     Generation,
     GroupShape,
     JobId,
     JobSpec,
+    LayoutSpec,
     PolicySpec,
     Seconds,
     SeenGroups,
@@ -157,7 +159,7 @@ def draw(seed: int) -> Options:
     steps = rng.randint(30, 120)
     more = Random(f"backups of {seed}")  # noqa: S311 -- older seeds stay as they were otherwise
     later = Random(f"local disks of {seed}")  # noqa: S311 -- the same
-    spec = _spec(seed, rng, more, later, (nnodes, nproc))
+    spec = _elastic(seed, _spec(seed, rng, more, later, (nnodes, nproc)))
     script = _script(rng)
     checks = Random(f"checks of {seed}")  # noqa: S311 -- the same
     updates = Random(f"updates of {seed}")  # noqa: S311 -- the same
@@ -196,6 +198,25 @@ def draw(seed: int) -> Options:
         untold=updates.choice([0.0, 0.0, 0.3]),
         groups=_groups(more, nnodes * nproc),
     )
+
+
+def _elastic(seed: int, spec: JobSpec) -> JobSpec:
+    """Some jobs may go on with fewer replicas. Drawn by itself: older seeds stay as they were."""
+    dice = Random(f"elasticity of {seed}")  # noqa: S311 -- the same
+    if spec.nnodes == 1 or dice.random() < 0.6:
+        return spec
+    pipelines = LayoutSpec(pp=2, dp=spec.world_size // 2) if spec.world_size % 2 == 0 else None
+    tensors = LayoutSpec(tp=2, dp=spec.world_size // 2) if spec.nproc_per_node == 2 else None
+    elastic = replace(
+        spec,
+        layout=dice.choice([None, pipelines, tensors]),
+        policy=replace(spec.policy, elastic_after_s=dice.choice([5.0, 20.0, 600.0])),
+    )
+    smaller = [size for size in range(1, elastic.dp) if elastic.dp > 1]
+    if not smaller:
+        return spec
+    sharded = dice.random() < 0.3
+    return replace(elastic, elastic=ElasticSpec(dp_min=dice.choice(smaller), sharded=sharded))
 
 
 def _spec(seed: int, rng: Random, more: Random, later: Random, sizes: tuple[int, int]) -> JobSpec:

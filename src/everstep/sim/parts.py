@@ -9,23 +9,24 @@ from msgspec.structs import replace
 from everstep.actions import BackUpStep, StartRanks
 from everstep.core.invariants import must
 from everstep.model import Copy, Peer, Rank, Replicated, ranks_in, spans_of
-from everstep.sim.options import Options
 
 if TYPE_CHECKING:
     from everstep.sim.ground import Ground
+    from everstep.sim.machine import Machine
 
 
-def part_of(options: Options, order: BackUpStep, rank: Rank) -> Copy:
+def part_of(machine: Machine, order: BackUpStep, rank: Rank) -> Copy:
     """What is sent of the rank's shard."""
-    stride, world_size = options.replica_stride, options.spec.world_size
+    stride, world_size = machine.ground.options.replica_stride, machine.job.world_size
     alike = range(rank % stride, world_size, stride) if stride and not order.whole else range(0)
     replicas = spans_of(map(Rank, alike)) if len(alike) > 1 else ()
     return Copy(rank=rank, step=order.step, generation=order.generation, replicas=replicas)
 
 
-def replicated(options: Options, order: BackUpStep) -> tuple[Replicated, ...]:
+def replicated(machine: Machine, order: BackUpStep) -> tuple[Replicated, ...]:
     """What the owners of these parts say of them."""
-    parts = [part_of(options, order, peer.rank) for peer in order.peers]
+    options = machine.ground.options
+    parts = [part_of(machine, order, peer.rank) for peer in order.peers]
     return tuple(
         Replicated(
             rank=part.rank,
@@ -40,7 +41,7 @@ def replicated(options: Options, order: BackUpStep) -> tuple[Replicated, ...]:
 def cannot_fetch(ground: Ground, order: StartRanks, peer: Peer, wanted: Copy) -> str:
     """Why this shard cannot be had from the memory of others; empty if it can."""
     source = ground.machines[peer.machine]
-    backup = source.kept.find(wanted)
+    backup = wanted if source.ran(wanted) else source.kept.find(wanted)
     if not source.serves(order.generation) or backup is None:
         return f"{peer.machine} did not give rank {peer.rank}'s shard"
     return _cannot_join(ground, order, backup)

@@ -8,7 +8,7 @@ rank is gone, its peers come no further: some fail with a broken connection, som
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from random import Random
 from typing import NamedTuple
@@ -17,6 +17,7 @@ from everstep.actions import StartRanks
 from everstep.model import (
     NO_STEP,
     ExitStatus,
+    JobSpec,
     Rank,
     RankError,
     Seconds,
@@ -49,6 +50,8 @@ class _Finish(NamedTuple):
 class Start(NamedTuple):
     """What a generation begins with, besides its order."""
 
+    job: JobSpec
+    """As it is in this generation."""
     version: VersionId
     flaws: tuple[Flaw, ...]
     """Of that version."""
@@ -76,6 +79,12 @@ class Process:
         self.stuck = False
         """In uninterruptible sleep: SIGKILL does nothing."""
         self.memory = memory
+        self.restores = rank
+        """Whose shard it goes on with."""
+        self.source = memory
+        """Where that lies, if it lies in memory."""
+        self.beside: Mapping[Rank, RankMemory] = {}
+        """All slots on its machine."""
         self.local_disk = local_disk
         self.on_end: Callable[[Process], None] = lambda _: None
         self.linked: Callable[[], bool] = lambda: True
@@ -108,6 +117,7 @@ class Gang:
         self.goes_back = order.compare_through != NO_STEP
         """It was told to do steps again that were done well."""
         self.start = start
+        self.job = start.job
         self.nan_from: Step | None = None
         """First step with a loss that is not finite."""
         self.processes: dict[Rank, Process] = {}
@@ -137,7 +147,7 @@ class Gang:
             return  # before it meets the others
         if self._broken:
             self._notice(process)
-        elif len(self.processes) == self._options.spec.world_size:
+        elif len(self.processes) == self.job.world_size:
             self._schedule.after(self._rng.uniform(0.1, 2.0), self._begin)
 
     def ended(self, process: Process) -> None:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from everstep.actions import ControllerAction, FinishJob, Outcome, StartRanks
 from everstep.core.invariants import Watch, check_state, must
+from everstep.core.sizes import alike
 from everstep.core.state import State
 from everstep.diagnosis.abnormal import Kind
 from everstep.events import ControllerEvent, MetricAbnormal
@@ -42,12 +43,20 @@ class _Trained(NamedTuple):
     memories: dict[Rank, RankMemory]
     """Where each rank's copies are."""
 
+    def held(self, gang: Gang) -> dict[Rank, None]:
+        """The ranks of which the memory is on a machine of this later generation."""
+        return {
+            rank: None
+            for rank, memory in self.memories.items()
+            if any(process.beside.get(rank) is memory for process in gang.processes.values())
+        }
+
 
 class _Safe(NamedTuple):
     """A step was declared machine-safe while this generation trained."""
 
     step: Step
-    memories: dict[Rank, RankMemory]
+    trained: _Trained
 
 
 class Truth:
@@ -94,7 +103,7 @@ class Truth:
             return
         self._declared, self._safe = state.safe, None
         if self._last is not None and self._last.gang.generation == state.generation:
-            self._safe = _Safe(state.safe.step, self._last.memories)
+            self._safe = _Safe(state.safe.step, self._last)
 
     def rewind(self, ledger: Ledger) -> None:
         """The journal lost its end: what it still says is judged anew, and nothing else counts."""
@@ -150,9 +159,10 @@ class Truth:
             must(told == wanted, f"{start.id} restores {told}, {starts[0].id} restores {wanted}")
         if wanted.step != NO_STEP and wanted not in self._disk.published():
             for rank, process in gang.processes.items():
-                copy = Copy(rank=rank, step=wanted.step, generation=wanted.generation)
+                saver = process.restores
+                copy = Copy(rank=saver, step=wanted.step, generation=wanted.generation)
                 must(
-                    copy in (*process.memory.copies(), *process.local_disk.copies),
+                    copy in (*process.source.copies(), *process.local_disk.copies),
                     f"rank {rank} on {process.machine} restores step {wanted.step} of generation "
                     f"{wanted.generation}, which is neither in its memory nor on a disk",
                 )
@@ -183,11 +193,14 @@ class Truth:
 
     def _check_loss(self, gang: Gang) -> None:
         """Restores s or s-1, s the newest step finished on every rank, if no memory was lost."""
-        if self._last is None:
+        if self._last is None or not _goes_on(gang, self._last):
             return
-        for rank, process in gang.processes.items():
-            if process.memory is not self._last.memories[rank]:
-                return
+        held = self._last.held(gang)
+        wanted = alike(gang.job, self._last.gang.job)
+        if gang.job == self._last.gang.job:
+            wanted = {rank: (rank,) for rank in wanted}
+        if any(held.keys().isdisjoint(others) for others in wanted.values()):
+            return
         if self._last.gang.nan_from is not None:
             return  # what was good may be overwritten by what is not
         newest = self._last.gang.finished_by_all()
@@ -199,12 +212,13 @@ class Truth:
 
     def _check_safe(self, gang: Gang) -> None:
         """The loss of one machine costs no machine-safe step; until the next backup, two may."""
-        if self._safe is None or self._bad:
+        if self._safe is None or self._bad or not _goes_on(gang, self._safe.trained):
             return
+        held = self._safe.trained.held(gang)
         lost = {
             process.machine
-            for rank, process in gang.processes.items()
-            if process.memory is not self._safe.memories[rank]
+            for rank, process in self._safe.trained.gang.processes.items()
+            if rank not in held
         }
         must(
             len(lost) > 1 or gang.restore >= self._safe.step,
@@ -259,3 +273,9 @@ class Truth:
         """The controller is done: the machines that it could reach are as it found them."""
         must(self.watch.ended, "the controller went before its end")
         must(not self.watch.incident, f"{self.watch.incident} never ended")
+
+
+def _goes_on(gang: Gang, former: _Trained) -> bool:
+    """Whether what was in memory is of use: not if the size changed and the state is sharded."""
+    elastic = gang.job.elastic
+    return gang.job == former.gang.job or (elastic is not None and not elastic.sharded)

@@ -29,6 +29,17 @@ class AttachContext(Value, frozen=True, kw_only=True):
     restore: Step
     """Step to restore, -1 for none."""
     restore_generation: Generation
+    restore_rank: Rank | None = None
+    """Whose shard to restore, where the step was saved by another number of ranks; None: its own,
+    or with `restore_world` the parts of all ranks' shards that are its own now."""
+    restore_world: int = 0
+    """How many ranks saved the step, if they were not as many as now."""
+    dp: int = 1
+    """Data-parallel replicas now."""
+    dp_full: int = 1
+    """Data-parallel replicas that the job was submitted with."""
+    replica: int = 0
+    """To which of them this rank belongs, counted from 0."""
     checkpoint_dir: str
     """Directory of the disk tier: step-N/rank-R.shard, published by step-N/manifest.json."""
     local_disk: str = ""

@@ -8,6 +8,7 @@ not sent to it again.
 from __future__ import annotations
 
 import contextlib
+import shutil
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,11 +19,12 @@ import torch.distributed as dist
 from everstep.checkpoint import local_disk, slots
 from everstep.checkpoint.capture import Stateful
 from everstep.checkpoint.digest import check_digest
+from everstep.checkpoint.disk import step_dir
 from everstep.checkpoint.format import Expected, Shard, ShardBad
 from everstep.checkpoint.load import DoesNotFit, Loader
 from everstep.checkpoint.slots import ShardLost, ShardMissing
 from everstep.checkpoint.threads import usable_threads
-from everstep.checkpoint.tier import TierFailed, tier_at
+from everstep.checkpoint.tier import FILE, TierFailed, tier_at
 from everstep.model import NO_STEP, EverstepError, Rank, Step, Value
 from everstep.trainer.checkpoint import CheckpointDoesNotFit, CheckpointUnusable
 from everstep.trainer.context import AttachContext
@@ -32,7 +34,11 @@ if TYPE_CHECKING:
     from everstep.checkpoint.start import Started
 
 _Open = Callable[[AttachContext, Expected], Shard]
-_Drop = Callable[[AttachContext], None]
+_Drop = Callable[[AttachContext, Rank], None]
+
+
+EXPORT_LOOK_S = 0.1
+"""Pause between two looks for what rank 0 makes: it takes seconds to minutes."""
 
 
 class Restored(Value, frozen=True, kw_only=True):
@@ -48,12 +54,15 @@ def restore_state(
     context: AttachContext, state: Mapping[str, Stateful], notices: Notices
 ) -> Restored:
     """Load the step that `context` names into `state`. Raises CheckpointUnusable."""
+    if context.restore_world and context.restore_rank is None:
+        return _restore_parts(context, state, notices)
     began_s = time.monotonic()
+    saver = context.rank if context.restore_rank is None else context.restore_rank
     expected = Expected(
         step=context.restore,
-        rank=context.rank,
+        rank=saver,
         generation=context.restore_generation,
-        world_size=context.world_size,
+        world_size=context.restore_world or context.world_size,
     )
     threads = usable_threads()
     reasons = []
@@ -61,13 +70,13 @@ def restore_state(
         try:
             shard = open_copy(context, expected)
             check_digest(shard, threads)
-            loader = Loader(shard, threads)
+            loader = Loader(shard, threads, regrown=bool(context.restore_world))
             loader.load(state)
         except (ShardMissing, ShardLost, TierFailed) as error:
             reasons.append(str(error))
         except ShardBad as error:
             reasons.append(str(error))
-            drop(context)
+            drop(context, saver)
             notices.tell(
                 NoticeKind.COPY_BAD, f"a copy in {name} was dropped: {error}", expected.step
             )
@@ -77,7 +86,8 @@ def restore_state(
             took_s = time.monotonic() - began_s
             text = f"restored step {expected.step} from {name} in {took_s:.3f} s"
             notices.send(NoticeKind.RESTORED, text, expected.step)
-            in_memory = expected.step if name == "memory" else NO_STEP
+            own = name == "memory" and not context.restore_world
+            in_memory = expected.step if own else NO_STEP
             return Restored(in_memory=in_memory, set_rng=loader.rng_setter())
     raise _unusable(context, reasons)
 
@@ -113,6 +123,50 @@ def start_state(directory: str, state: Mapping[str, Stateful], notices: Notices)
     return started
 
 
+def _restore_parts(
+    context: AttachContext, state: Mapping[str, Stateful], notices: Notices
+) -> Restored:
+    """Of a published step that another number of ranks wrote: what is this rank's now."""
+    began_s = time.monotonic()
+    try:
+        directory = _exported(context)
+        from everstep.checkpoint.start import start_from  # noqa: PLC0415 -- DCP imports slowly
+
+        started = start_from(str(directory), state, context.rank, context.world_size)
+    except DoesNotFit as error:
+        raise CheckpointDoesNotFit(str(error)) from error
+    except (EverstepError, OSError) as error:
+        raise _unusable(context, [str(error)]) from error
+    took_s = time.monotonic() - began_s
+    text = (
+        f"restored step {context.restore} of {context.restore_world} ranks by way of torch's own"
+        f" format in {took_s:.3f} s"
+    )
+    notices.send(NoticeKind.RESTORED, text, context.restore)
+    if started.left_out and context.rank == 0:
+        left_out = "; ".join(started.left_out)
+        notices.tell(NoticeKind.ADVICE, f"the rest of the state starts afresh: {left_out}")
+    return Restored(in_memory=NO_STEP, set_rng=started.set_rng)
+
+
+def _exported(context: AttachContext) -> Path:
+    """The step in torch's own format, beside its shards. Rank 0 makes it, all others wait for it:
+    should rank 0 fail, all of them are started again.
+    """
+    place = step_dir(Path(context.checkpoint_dir.removeprefix(FILE)), context.restore)
+    directory = place / f"dcp-{context.restore_generation}"
+    if context.rank == 0 and not directory.exists():
+        from everstep.checkpoint.export import export  # noqa: PLC0415 -- see above
+
+        beside = place / f"dcp-{context.restore_generation}-by-{context.generation}"
+        shutil.rmtree(beside, ignore_errors=True)
+        export(tier_at(context.checkpoint_dir), context.restore, beside)
+        beside.rename(directory)
+    while not directory.exists():
+        time.sleep(EXPORT_LOOK_S)
+    return directory
+
+
 def _unusable(context: AttachContext, reasons: list[str]) -> EverstepError:
     return CheckpointUnusable(
         f"rank {context.rank} cannot restore step {context.restore} of generation "
@@ -129,18 +183,19 @@ def _from_local_disk(context: AttachContext, expected: Expected) -> Shard:
     return local_disk.read(Path(context.local_disk), expected)
 
 
-def _drop_from_local_disk(context: AttachContext) -> None:
+def _drop_from_local_disk(context: AttachContext, saver: Rank) -> None:
     with contextlib.suppress(OSError):  # a disk that fails altogether
-        local_disk.drop(Path(context.local_disk), context.rank, context.restore)
+        local_disk.drop(Path(context.local_disk), saver, context.restore)
 
 
 def _from_disk(context: AttachContext, expected: Expected) -> Shard:
     return tier_at(context.checkpoint_dir).read(expected)
 
 
-def _drop_from_memory(context: AttachContext) -> None:
-    slots.drop_step(Path(context.shm), context.rank, context.restore)
+def _drop_from_memory(context: AttachContext, saver: Rank) -> None:
+    slots.drop_step(Path(context.shm), saver, context.restore)
 
 
-def _drop_from_disk(context: AttachContext) -> None:
+def _drop_from_disk(context: AttachContext, saver: Rank) -> None:
+    del saver
     tier_at(context.checkpoint_dir).withdraw(context.restore)

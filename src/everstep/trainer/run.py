@@ -21,6 +21,7 @@ from everstep.trainer.checkpoint import Checkpoint
 from everstep.trainer.communicating import Communicating
 from everstep.trainer.feature import Feature
 from everstep.trainer.heartbeat import Phase
+from everstep.trainer.layout import Layout, layout_of
 from everstep.trainer.metrics import Metrics
 from everstep.trainer.notices import NoticeKind, Notices
 from everstep.trainer.place import Place
@@ -40,6 +41,7 @@ class Run:
 
     def __init__(self, place: Place | None, notices: Notices, peak_flops: float | None) -> None:
         self._place = place
+        self._replicas = layout_of(None if place is None else place.context)
         self._notices = notices
         self._reports = Feature("everstep's reports of steps are", NoticeKind.REPORTS_OFF, notices)
         self._metrics = Metrics(peak_flops)
@@ -59,6 +61,11 @@ class Run:
     def attached(self) -> bool:
         """Whether everstep started this process."""
         return self._place is not None
+
+    @property
+    def layout(self) -> Layout:
+        """How many data-parallel replicas there are now, and how many there should be."""
+        return self._replicas
 
     @property
     def mfu(self) -> float:

@@ -69,6 +69,7 @@ class Desk:
         with self._lock:
             self._check(put)
             self.kept.commit(taking, crc)
+        self.kept.forget_others(put.header.world_size, put.safe)
 
     @contextlib.contextmanager
     def excerpt(self, expected: Expected, reader: Rank) -> Iterator[Given]:
@@ -94,16 +95,22 @@ class Desk:
         Raises ShardMissing or ShardLost.
         """
         with contextlib.ExitStack() as stack:
+            own, why = self._own(expected)
+            if own is not None:
+                yield own, False
+                return
             try:
                 shard = stack.enter_context(self.kept.open(expected))
             except ShardMissing as missing:
-                try:
-                    own = slots.find(self._shm, expected)
-                except (ShardMissing, ShardLost) as error:
-                    raise ShardMissing(f"{missing}, and {error}") from error
-                yield own, False
-            else:
-                yield shard, True
+                raise ShardMissing(f"{missing}, and {why}") from missing
+            yield shard, True
+
+    def _own(self, expected: Expected) -> tuple[Shard | None, str]:
+        """First: it is whole, and after a change of the job's size a backup of it may be a part."""
+        try:
+            return slots.find(self._shm, expected), ""
+        except (ShardMissing, ShardLost, ShardBad) as error:
+            return None, str(error)
 
     def left(self, visit: Visit) -> None:
         """Nothing of this visit writes any more."""

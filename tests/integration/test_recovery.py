@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from everstep.commands.client import Client
+from everstep.controller.version_views import VersionView
+from everstep.controller.views import EvictionView, IncidentView, StatusView
 from everstep.core.state import Phase
 from everstep.model import MachineId
 from everstep.processes import Process, read_pid_file
@@ -108,20 +110,31 @@ class Job:
         goal = self.finished() + steps
         wait_until(lambda: self.finished() >= goal, f"step {goal}")
 
-    def versions(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self.everstep.json("versions", "j")["versions"]
-        return found
+    def versions(self) -> tuple[VersionView, ...]:
+        with Client(self.paths) as client:
+            return client.versions().versions
 
-    def incidents(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self.everstep.json("incidents", "j")["incidents"]
-        return found
+    def incidents(self) -> tuple[IncidentView, ...]:
+        with Client(self.paths) as client:
+            return client.incidents().incidents
+
+    def evictions(self) -> tuple[EvictionView, ...]:
+        with Client(self.paths) as client:
+            return client.incidents().evictions
+
+    def status(self) -> StatusView:
+        with Client(self.paths) as client:
+            return client.status()
+
+    def positions(self) -> dict[str, int | None]:
+        return {each.machine: each.node_rank for each in self.status().machines}
 
     def rungs(self) -> list[str]:
         """All that were taken, in order."""
-        return [rung["rung"] for each in self.incidents() for rung in each["rungs"]]
+        return [rung.rung for each in self.incidents() for rung in each.rungs]
 
     def conditions(self) -> list[str]:
-        return [version["condition"] for version in self.versions()]
+        return [version.condition for version in self.versions()]
 
     def services(self) -> list[Process | None]:
         """All that lives as long as a machine does."""
@@ -167,9 +180,9 @@ def test_a_type_error_shipped_by_a_lazy_update_is_rolled_back_by_itself(tmp_path
         job.trains_on(20)
         assert job.conditions() == ["running", "rolled back"]
         (incident,) = job.incidents()
-        assert [rung["rung"] for rung in incident["rungs"]] == ["reattempt", "rollback"]
-        assert incident["restored"] >= before - 10, "no more than the step under way was lost"
-        story = job.everstep("why", incident["incident"], "j")
+        assert job.rungs() == ["reattempt", "rollback"]
+        assert (incident.restored or 0) >= before - 10, "no more than the step under way was lost"
+        story = job.everstep("why", incident.incident, "j")
         assert "TypeError" in story.out
         assert "v1" in story.out
 
@@ -199,11 +212,11 @@ def test_an_update_keeps_machines_agents_and_launchers_and_loses_no_step(tmp_pat
         job.trains_on(20)
         assert services == job.services()
         (incident,) = job.incidents()
-        assert incident["planned"]
-        assert incident["restored"] >= before
-        assert job.everstep.json("status", "j")["loss"] == 1.5
+        assert incident.planned
+        assert (incident.restored or 0) >= before
+        assert job.status().loss == 1.5
         newest = job.versions()[-1]
-        assert (newest["note"], newest["changed"]) == ("smaller loss", ["kernels.py"])
+        assert (newest.note, newest.changed) == ("smaller loss", ("kernels.py",))
 
 
 def _does_not_import(job: Job) -> None:
@@ -276,7 +289,7 @@ def test_files_edited_in_place_change_nothing_until_they_are_sent(tmp_path: Path
         job.write(job.code, GOOD.replace("2.5", "0.5"))
         assert job.everstep("update", job.code, "j").code == 0
         job.trains_on(5)
-        assert job.everstep.json("status", "j")["loss"] == 0.5
+        assert job.status().loss == 0.5
 
 
 def test_three_machines_at_once_exhaust_the_pool(tmp_path: Path) -> None:
@@ -287,8 +300,7 @@ def test_three_machines_at_once_exhaust_the_pool(tmp_path: Path) -> None:
             assert job.everstep("inject", "lose-machine", "j", "--machine", name).code == 0
         wait_until(lambda: job.incidents() and job.runs(), "the restart")
         job.trains_on(20)
-        status = job.everstep.json("status", "j")
-        members = {each["machine"]: each["node_rank"] for each in status["machines"]}
+        members = job.positions()
         assert members["m0"] == 0, "who stays keeps its position"
         taken = sorted(name for name, position in members.items() if position is not None)
         assert {"m0", "m4", "m5"} < set(taken)
@@ -315,13 +327,9 @@ def test_a_bad_machine_crashes_every_rank_put_on_it_until_it_goes(tmp_path: Path
         wait_until(lambda: job.finished() >= 60, "steps that m1 would not do")
         assert job.rungs() == ["evict"]
         (incident,) = job.incidents()
-        assert incident["evicted"] == ["m1"]
-        positions = {
-            each["machine"]: each["node_rank"]
-            for each in job.everstep.json("status", "j")["machines"]
-        }
+        assert incident.evicted == ("m1",)
+        positions = job.positions()
         assert (positions["m0"], positions["m1"], positions["m2"]) == (0, None, 1)
-        answer = job.everstep.json("incidents", "j")
-        (eviction,) = answer["evictions"]
-        assert (eviction["machine"], eviction["guilty"]) == ("m1", None)
-        wait_until(lambda: job.everstep.json("incidents", "j")["evictions"][0]["tests"], "a test")
+        (eviction,) = job.evictions()
+        assert (eviction.machine, eviction.guilty) == ("m1", None)
+        wait_until(lambda: job.evictions()[0].tests, "a test")

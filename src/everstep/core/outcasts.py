@@ -20,6 +20,7 @@ from everstep.events import (
     ControllerEvent,
     JobSubmitted,
     MachineJoined,
+    MachineLost,
     MachineTested,
     RanksStopped,
 )
@@ -49,6 +50,9 @@ class Outcasts:
             self._spec = event.spec
         elif isinstance(event, MachineJoined):
             self._joined(event)
+        elif isinstance(event, MachineLost):
+            # Lost before it joined: should it come after all, it is evicted for that.
+            self._hosts.setdefault(event.machine, "")
         elif isinstance(event, RanksStopped):
             order = self._stops.get(event.action)
             if order is not None and order.machine == event.machine:

@@ -213,6 +213,9 @@ class CodeSpec(Value, frozen=True, kw_only=True):
     sys.path, and those that --source-root names. In a version they are numbered in this order."""
     why_none: str = ""
     """Why the code is not versioned, if it is not."""
+    files: int = 0
+    size_bytes: int = 0
+    """Of the version. None of one that an older everstep kept."""
 
 
 class CodeOrigin(Value, frozen=True, kw_only=True):
@@ -236,6 +239,8 @@ class CodeVersion(Value, frozen=True, kw_only=True):
     size_bytes: int = 0
     base: VersionId = NO_VERSION
     """The version that it changes."""
+    sent: VersionId = NO_VERSION
+    """What its author sent, if this is that with the changes of others merged into it."""
     includes: tuple[VersionId, ...] = ()
     """Versions that never ran by themselves and whose changes are in it."""
     changed: tuple[str, ...] = ()

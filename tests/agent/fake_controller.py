@@ -27,7 +27,16 @@ from everstep.events import (
     VersionTried,
 )
 from everstep.files import write_atomically
-from everstep.model import Generation, MachineId, NodeRank, PolicySpec, Step, Term, VersionId
+from everstep.model import (
+    NO_VERSION,
+    Generation,
+    MachineId,
+    NodeRank,
+    PolicySpec,
+    Step,
+    Term,
+    VersionId,
+)
 from everstep.paths import Endpoint, JobPaths
 from everstep.wire import Bare, Data, Directive, Hello, Link, Welcome
 from tests.agent.support import wait_for
@@ -57,6 +66,8 @@ class FakeController:
         self.hellos: list[Hello] = []
         self.token = TOKEN
         self.acknowledges = True
+        self.submitted = NO_VERSION
+        """What the job began with; an older controller does not say it."""
         self.code: CodeStore | None = None
         """Where code versions are given from."""
         self.asked_for: list[VersionId] = []
@@ -94,16 +105,19 @@ class FakeController:
 
     def stop_ranks(self, generation: int, grace_s: float = 0.0) -> RanksStopped:
         """Order and wait."""
-        order = StopRanks(
+        order = self.stop_order(generation, grace_s=grace_s)
+        self.order(order)
+        return self.get(RanksStopped, lambda report: report.action == order.id)
+
+    def stop_order(self, generation: int, **fields: Any) -> StopRanks:
+        return StopRanks(
             id=f"{self.term}.{next(self._ids)}",
             cause="test",
             why="a test",
             machine=MACHINE,
             generation=Generation(generation),
-            grace_s=grace_s,
+            **fields,
         )
-        self.order(order)
-        return self.get(RanksStopped, lambda report: report.action == order.id)
 
     def hold(self, version: VersionId, **fields: Any) -> VersionHeld | VersionNotHeld:
         """Order and wait."""
@@ -220,6 +234,7 @@ class FakeController:
             term=self.term,
             received=link.received,
             policy=self.policy,
+            code=self.submitted,
         )
         await socket.send(wire.encode(welcome))
         received = hello.received if hello.term == self.term else 0

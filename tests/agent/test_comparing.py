@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from everstep.actions import StartRanks
-from everstep.agent.comparing import Comparing
+from everstep.agent.comparing import ATTACH_WITHIN_S, Comparing
 from everstep.events import BadNumber, LossesCompared, MachineJoined
 from everstep.model import Generation, MachineId, NodeRank, Rank, Step
 from everstep.trainer.heartbeat import Heartbeat
@@ -174,7 +175,9 @@ def test_it_waits_for_every_rank_and_for_losses_that_come_late(
     comparing: Comparing, tmp_path: Path
 ) -> None:
     def look(*steps: int) -> LossesCompared | None:
-        return comparing.look(Generation(2), [beat(rank, step) for rank, step in enumerate(steps)])
+        return comparing.look(
+            Generation(2), [beat(rank, step) for rank, step in enumerate(steps)], 1e9
+        )
 
     write(tmp_path, 0, 2, {4: 1 / 5, 5: 1 / 6, 6: 1 / 7})
     write(tmp_path, 1, 2, {4: 1 / 5, 5: 1 / 6})
@@ -188,24 +191,37 @@ def test_it_waits_for_every_rank_and_for_losses_that_come_late(
     assert look(9, 9) is None, "once"
 
 
+def test_a_script_that_never_attaches_is_not_waited_for_without_end(comparing: Comparing) -> None:
+    beats = [replace(beat(rank, -1), attached=False) for rank in (0, 1)]
+    assert comparing.look(Generation(2), beats, ATTACH_WITHIN_S) is None
+    one = [beats[0], beat(1, -1)]
+    assert comparing.look(Generation(2), one, ATTACH_WITHIN_S + 1) is None, "it compiles"
+    said = comparing.look(Generation(2), beats, ATTACH_WITHIN_S + 1)
+    assert said is not None
+    assert (said.compared, said.differs) == (0, None)
+    assert comparing.look(Generation(2), beats, ATTACH_WITHIN_S + 2) is None, "once"
+
+
 def test_the_first_step_that_differs_is_named_with_its_lowest_rank(
     comparing: Comparing, tmp_path: Path
 ) -> None:
     write(tmp_path, 0, 2, {4: 1 / 5, 5: 0.5, 6: 0.5})
     write(tmp_path, 1, 2, {4: 1 / 5, 5: 0.25, 6: 1 / 7})
-    said = comparing.look(Generation(2), [beat(0, 6), beat(1, 6)])
+    said = comparing.look(Generation(2), [beat(0, 6), beat(1, 6)], 9.0)
     assert said is not None
     assert said.differs == BadNumber(rank=Rank(0), step=Step(5))
     assert (said.before, said.after, said.compared) == (1 / 6, 0.5, 6)
 
 
 def test_ranks_of_another_generation_are_not_compared(comparing: Comparing, tmp_path: Path) -> None:
-    assert comparing.look(Generation(3), [beat(0, 9, 3), beat(1, 9, 3)]) is None
+    assert comparing.look(Generation(3), [beat(0, 9, 3), beat(1, 9, 3)], 9.0) is None
     comparing.begin(again(restore=6), [Rank(0), Rank(1)], 2)
-    assert comparing.look(Generation(2), [beat(0, 9), beat(1, 9)]) is None, "nothing is done again"
+    assert comparing.look(Generation(2), [beat(0, 9), beat(1, 9)], 9.0) is None, (
+        "nothing is done again"
+    )
     assert not (tmp_path / "comparing").exists()
 
 
 def test_a_file_that_is_none_is_no_comparison(tmp_path: Path) -> None:
     (tmp_path / "comparing").write_bytes(b"garbage")
-    assert Comparing(tmp_path, MachineId("m0")).look(Generation(2), [beat(0, 9)]) is None
+    assert Comparing(tmp_path, MachineId("m0")).look(Generation(2), [beat(0, 9)], 9.0) is None

@@ -13,10 +13,12 @@ import pytest
 
 from everstep.agent.saved import Saves, next_save
 from everstep.checkpoint.slots import ShardWriter, Writer
-from everstep.model import Generation, Rank, Step
+from everstep.events import RanksStopped
+from everstep.model import Generation, Rank, Step, VersionId
 from everstep.paths import SHM_ROOT
 from everstep.trainer.heartbeat import Heartbeat
-from tests.agent.support import DEADLINE_S
+from tests.agent.fake_controller import FakeController
+from tests.agent.support import DEADLINE_S, Job, wait_for
 
 GENERATION = Generation(3)
 
@@ -100,3 +102,48 @@ def test_the_next_save_is_as_far_from_the_last_as_that_from_the_one_before() -> 
     assert next_save([Step(100), Step(101), Step(102)]) == 103
     assert next_save([Step(100), Step(150)]) == 200
     assert next_save([]) > 1 << 60
+
+
+# --- a real stop ---------------------------------------------------------------------------------
+
+SAVES = """
+    import os, pathlib, time
+    import everstep
+    from everstep.checkpoint.slots import ShardWriter, Writer
+    rank = int(os.environ["RANK"])
+    who = Writer(rank=rank, world_size=2, generation=1)
+    writer = ShardWriter(pathlib.Path({shm!r}), who)
+    for step in everstep.attach().steps():
+        if step == 6:
+            pathlib.Path(f"at-{{rank}}").touch()
+            while not pathlib.Path("go").exists():
+                time.sleep(0.01)
+        if step > 0:
+            writer.commit(writer.begin(step - 1, 10), digest=0)
+        if step == 6:
+            while True:
+                time.sleep(1)
+"""
+
+
+@pytest.mark.torch
+def test_a_planned_stop_lets_ranks_save_what_they_have_finished(tmp_path: Path) -> None:
+    job = Job(tmp_path, f"s{os.getpid()}")
+    job.script("train.py", SAVES.format(shm=str(job.shm)))
+    job.describe(["train.py"], no_fork=True)
+    controller = FakeController(job.paths)
+    try:
+        job.start("agent", "launcher")
+        controller.start_ranks(1)
+        wait_for("step 5 to be finished", lambda: len(list(job.work.glob("at-*"))) == 2)
+        stop = controller.stop_order(2, saved_within_s=DEADLINE_S)
+        controller.order(stop)
+        controller.hold(VersionId("ab" * 32))  # once that is answered, the stop is under way
+        (job.work / "go").touch()
+        stopped = controller.answer_to(stop, RanksStopped)
+        newest = {rank: max(c.step for c in stopped.copies if c.rank == rank) for rank in (0, 1)}
+        assert newest == {0: 5, 1: 5}
+        assert stopped.finished == 5
+    finally:
+        job.stop()
+        controller.stop()

@@ -7,6 +7,7 @@ store, and has it tried.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import textwrap
@@ -25,6 +26,8 @@ from tests.agent.fake_controller import FakeController
 from tests.agent.support import Job, is_running, lines, wait_for
 
 pytestmark = pytest.mark.torch
+SLASH = r"(?<=[a-z])__(?=[a-z]|__)"
+"""What stands for a slash in the names of keyword arguments."""
 
 
 class Place:
@@ -40,7 +43,7 @@ class Place:
         """A version with these files; "__" in a name stands for a slash, no suffix for .py."""
         shutil.rmtree(self.new, ignore_errors=True)
         for name, text in files.items():
-            path = self.new / (name.replace("__", "/") + ("" if "." in name else ".py"))
+            path = self.new / (re.sub(SLASH, "/", name) + ("" if "." in name else ".py"))
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(textwrap.dedent(text))
         return self.store.add(take([self.new]))

@@ -13,9 +13,8 @@ import pytest
 from everstep.commands import jobs, run
 from everstep.commands.flags import parse
 from everstep.commands.plan import HostFacts, Plan, plan
-from everstep.commands.presses import Presses
+from everstep.commands.presses import Interrupted, Presses
 from everstep.commands.run import (
-    Interrupted,
     PortTaken,
     StateUnwritable,
     Waiting,

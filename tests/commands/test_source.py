@@ -120,12 +120,18 @@ def test_the_code_is_kept_as_it_was_at_submission(here: Path, tmp_path: Path) ->
     assert contents(first) == TREE
     assert contents(second) == {"lib.py": b"1"}
     assert code.why_none == ""
+    assert (code.files, code.size_bytes) == (len(TREE) + 1, sum(map(_size, TREE.values())) + 1)
     roots = [Path(root) for root in code.roots]
     assert lies_there(store.manifest(code.version), roots)
     (here / "train.py").write_bytes(b"import nut\n")
     assert not lies_there(store.manifest(code.version), roots)
     store.verify(code.version)
     assert jobs.spec_of(paths).working_dir == str(here)
+
+
+def _size(content: bytes | str) -> int:
+    """A link has none."""
+    return len(content) if isinstance(content, bytes) else 0
 
 
 @pytest.mark.parametrize("state", ["state", "."])

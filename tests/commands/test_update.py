@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,29 +15,21 @@ import pytest
 
 from everstep.actions import Rung
 from everstep.code.manifest import Manifest
-from everstep.code.store import CodeStore
 from everstep.commands.follow import LEFT
 from everstep.controller.accepting import Asked
-from everstep.controller.code import Accepted, RollsBack
-from everstep.controller.version_views import RunView, VersionsView, VersionView
-from everstep.controller.views import RungView, StatusView
+from everstep.controller.views import RungView
 from everstep.core.ettr import Owner
 from everstep.core.history import Condition
 from everstep.core.state import Phase
-from everstep.journal import StoryLine
-from everstep.journal.index import Part
 from everstep.model import (
     CodeOrigin,
     Generation,
-    JobId,
     MachineId,
     Step,
-    VersionId,
 )
+from tests.commands.code_controller import FIRST, RAN, CodeController, Scene
 from tests.commands.fake_controller import (
     SPENT,
-    FakeController,
-    Refusal,
     ended_view,
     incident_view,
     job_in,
@@ -49,145 +40,6 @@ from tests.controller.support import controller as real_controller
 from tests.controller.test_code_api import job_with_code
 
 NEW = {"train.py": "import model\n", "model.py": "SIZE = 2\n"}
-
-
-def version_view(name: str = "v2", **changed: Any) -> VersionView:
-    told: dict[str, Any] = {
-        "name": name,
-        "version": VersionId(name[1:] * 64),
-        "condition": Condition.PENDING,
-        "by": "anna",
-        "note": "",
-        "at": 1_700_000_000.0,
-        "source": "/home/anna/gpt on login1",
-        "origin": CodeOrigin(),
-        "files": 3,
-        "size_bytes": 300,
-        "base": "v1",
-        "includes": (),
-        "changed": ("model.py",),
-        "requirements": (),
-        "remarks": (),
-        "urgent": True,
-        "due_at": None,
-        "overlap": 0,
-        "why": "",
-        "failure": "",
-        "detail": "",
-        "tried": False,
-        "untold": (),
-        "elsewhere": (),
-        "held": 0,
-        "not_held": {},
-        "runs": (),
-        "ran_s": 0.0,
-        "ran_steps": 0,
-        "repeats": "",
-    }
-    return VersionView(**(told | changed))
-
-
-RAN = RunView(since=0.0, until=60.0, from_step=Step(-1), steps=120, well=True)
-FIRST = version_view(
-    "v1", by="", base="", condition=Condition.RUNNING, runs=(RAN,), ran_s=7200.0, ran_steps=120
-)
-
-
-class Scene:
-    """What the controller says from one look at it to the next."""
-
-    def __init__(self, status: StatusView | None = None, **changed: Any) -> None:
-        self.status = status or status_view()
-        self.changed = changed
-
-
-class CodeController(FakeController):
-    """Takes code, and plays a few scenes with v2 once that was asked for."""
-
-    def __init__(self, directory: Path) -> None:
-        super().__init__(job_in(directory))
-        self.store = CodeStore(self.paths.root / "taken")
-        self.roots: tuple[str, ...] = ("/home/anna/gpt",)
-        self.why_none = ""
-        self.first = FIRST
-        self.puts = 0
-        self.asked: list[Asked] = []
-        self.refusal = ""
-        self.remarks: tuple[str, ...] = ("it is based on v1, which runs",)
-        self.objections: tuple[str, ...] = ()
-        self.scenes: list[Scene] = []
-        self.after: Callable[[], None] = lambda: None
-        self._sent = VersionId("")
-
-    def take(self, path: str, body: bytes) -> Any:
-        self.puts += 1
-        self.store.receive(VersionId(path.rpartition("/")[2]), io.BytesIO(body))
-        return {}
-
-    def reply(self, path: str, body: Any) -> Any:
-        if path == "/v1/rollback":
-            self.posted.append((path, body))
-            self._sent = FIRST.version
-            return RollsBack(name="v1", version=FIRST.version, running="v2")
-        assert path == "/v1/update"
-        asked = msgspec.convert(body, Asked)
-        self.asked.append(asked)
-        if self.refusal:
-            raise Refusal(409, self.refusal)
-        self._sent = asked.version
-        return Accepted(
-            name="v2",
-            version=asked.version,
-            base="v1",
-            remarks=self.remarks,
-            changed=("model.py",),
-            against_running=("model.py",) if asked.dry_run else (),
-            objections=self.objections,
-        )
-
-    def answer(self, path: str, query: dict[str, str]) -> Any:
-        scene = self.scenes[0] if self.scenes else Scene()
-        if path.startswith("/v1/code/"):
-            version = VersionId(path.split("/")[3])
-            if not self.store.has(version):
-                raise Refusal(404, "it is not here")
-            return self.store.manifest(version)
-        if path == "/v1/versions":
-            return self._versions(scene)
-        if path == "/v1/status" and self._sent:
-            if len(self.scenes) > 1:
-                self.scenes.pop(0)
-            elif self.scenes:
-                self.after()
-            return scene.status
-        if path.startswith("/v1/why/"):
-            tried = {"machine": "m4", "took_s": 1.26}
-            line = StoryLine(
-                id="9",
-                part=Part.EVENT,
-                time=1.0,
-                name="VersionTried",
-                cause="8.0",
-                why="",
-                fields=tried,
-            )
-            return {"story": [line]}
-        return super().answer(path, query)
-
-    def _versions(self, scene: Scene) -> VersionsView:
-        views = [self.first]
-        if self._sent and self._sent != FIRST.version:
-            views.append(version_view(version=self._sent, **scene.changed))
-        elif self._sent:
-            views = [msgspec.structs.replace(FIRST, **scene.changed), version_view()]
-        return VersionsView(
-            job=JobId("j"),
-            versions=tuple(views),
-            running="v1",
-            machines=5,
-            roots=self.roots,
-            why_none=self.why_none,
-        )
 
 
 @pytest.fixture
@@ -299,7 +151,7 @@ def test_a_lazy_update_is_left_when_it_is_ready(
     [
         (
             Scene(condition=Condition.REFUSED, why="it does not import", detail="Traceback: x\n"),
-            "refused: it does not import\nTraceback: x\n",
+            "v2 is refused: it does not import\nTraceback: x\n",
         ),
         (
             Scene(
@@ -308,7 +160,7 @@ def test_a_lazy_update_is_left_when_it_is_ready(
                 failure="TypeError",
                 runs=(RAN,),
             ),
-            "rolled back: TypeError; back to v1\n",
+            "v2 is rolled back: TypeError; back to v1\n",
         ),
         (Scene(ended_view(1)), "the job is over (failed): so it was\n"),
     ],
@@ -318,8 +170,49 @@ def test_an_update_that_will_never_run_ends_with_1(
 ) -> None:
     controller.scenes = [Scene(), scene]
     done = everstep("update", str(code))
-    assert done.code == 1
-    assert done.out.endswith(said)
+    assert (done.code, done.err) == (1, f"everstep: {said}")
+    controller.scenes = [scene]
+    done = everstep("update", str(code), "--json")
+    assert (done.code, done.err) == (1, f"everstep: {said}")
+    assert json.loads(done.out)["accepted"]["name"] == "v2"
+
+
+def test_a_job_that_goes_with_its_controller_is_not_waited_for(
+    everstep: Everstep, controller: CodeController, code: Path
+) -> None:
+    controller.scenes = [Scene()]
+
+    def end() -> None:
+        controller.after = lambda: None
+        controller.end(1, "so it was")
+        controller.later(controller.go)
+
+    controller.after = end
+    done = everstep("update", str(code))
+    assert (done.code, done.err) == (1, "everstep: the job is over (failed): so it was\n")
+
+
+@pytest.mark.parametrize(
+    ("number", "exit_code"), [(signal.SIGINT, LEFT), (signal.SIGHUP, 128 + signal.SIGHUP)]
+)
+def test_who_is_ended_while_code_is_sent_asks_for_nothing_and_leaves_nothing(
+    everstep: Everstep,
+    controller: CodeController,
+    code: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    number: signal.Signals,
+    exit_code: int,
+) -> None:
+    made = code.parent / "temporary"
+    made.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(made))
+    controller.before_taking = lambda: os.kill(os.getpid(), number)
+    done = everstep("update", str(code))
+    assert done.code == exit_code
+    said = "everstep: Ctrl-C before the update was asked for: nothing was changed.\n"
+    assert (said in done.err) == (number is signal.SIGINT)
+    assert not controller.asked
+    assert not list(made.iterdir())
 
 
 def test_an_update_in_a_newer_one_is_done(
@@ -562,6 +455,7 @@ def test_the_table_of_versions_says_who_when_and_what_became_of_them(
     table = " ".join(" ".join(lines).split())
     assert "v1 running *" in table
     assert "2 h, 120 steps" in table
+    assert "login1 3 files 2 h" in table
     assert "v1: losses came out as before" in table
     assert "v1: not versioned, since it lies elsewhere: /opt/x.py" in table
     assert json.loads(everstep("versions", "--json").out)["versions"][0]["name"] == "v1"

@@ -81,11 +81,13 @@ class Job:
         version = version_of(content)
         before = list(self.state.versions)
         base = told.pop("base", before[-1] if before else VersionId(""))
-        origin = told.pop("origin", CodeOrigin())
+        origin, sent = told.pop("origin", CodeOrigin()), told.pop("sent", VersionId(""))
         number = len(before) + 1
         self.kept[version] = content
         book = VersionBook(
-            code=CodeVersion(version=version, source="somewhere", base=base, origin=origin),
+            code=CodeVersion(
+                version=version, source="somewhere", base=base, sent=sent, origin=origin
+            ),
             number=number,
             event=number,
             at=0.0,
@@ -175,6 +177,24 @@ def test_what_came_from_the_same_directory_is_continued() -> None:
     # From another host, the same path is another directory.
     elsewhere = from_directory(host="login2")
     assert "model.py was changed" in job.refused(FIRST | {"model.py": "3"}, origin=elsewhere)
+
+
+def test_who_continues_does_not_take_back_what_others_changed_meanwhile() -> None:
+    job = Job(FIRST, {"lib.py": "1"})
+    others = manifest(FIRST | {"model.py": "2"}, {"lib.py": "2"})
+    book = job.add(others, Condition.RUNNING, by="ben", origin=from_directory("/home/ben"))
+    book.code = msgspec.structs.replace(book.code, changed=("model.py",))
+    sent = manifest(FIRST | {"data.py": "2"}, {})
+    merged = job.draft(FIRST | {"data.py": "2"}, {})
+    assert merged.code is not None
+    assert merged.code.sent == version_of(sent)
+    assert merged.manifest == manifest(FIRST | {"model.py": "2", "data.py": "2"}, {"lib.py": "2"})
+    job.kept[version_of(sent)] = sent
+    origin = from_directory()
+    job.add(merged.manifest, Condition.RUNNING, origin=origin, sent=merged.code.sent)
+    found = job.draft(FIRST | {"data.py": "3"}, {})
+    assert found.manifest == manifest(FIRST | {"model.py": "2", "data.py": "3"}, {"lib.py": "2"})
+    assert "model.py was changed by v2 of ben" in job.refused(FIRST | {"model.py": "3"}, {})
 
 
 def test_what_was_deleted_is_gone() -> None:

@@ -28,11 +28,11 @@ from everstep.controller.accepting import Asked
 from everstep.controller.code import Accepted, CodeApi, CodeDesk, RollsBack
 from everstep.controller.gate import findings_token
 from everstep.controller.version_views import VersionsView, VersionView
-from everstep.core.history import Condition
+from everstep.core.history import Condition, VersionBook
 from everstep.core.state import Phase, State
 from everstep.events import VersionHeld, VersionTried
 from everstep.files import read_json, write_atomically
-from everstep.model import CodeOrigin, CodeSpec, JobId, JobSpec, VersionId
+from everstep.model import CodeOrigin, CodeSpec, CodeVersion, JobId, JobSpec, VersionId
 from everstep.paths import JobPaths
 from tests.controller.support import (
     TOKEN,
@@ -284,10 +284,39 @@ class FullStore(CodeStore):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.root / version))
 
 
-def test_a_full_disk_is_said_with_what_to_do(tmp_path: Path) -> None:
-    async def nothing(_: Any) -> None:
-        raise AssertionError("nothing may be journalled")
+def test_what_nobody_asks_for_is_removed_after_an_hour(
+    tmp_path: Path, anna: Author, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, sent, accepted, left, last = (anna.has(fresh()) for _ in range(5))
+    spec = read_json(make_job(tmp_path / "job").spec, JobSpec)
+    store = CodeStore(tmp_path / "kept")
+    state = State(spec=msgspec.structs.replace(spec, code=CodeSpec(version=first)))
+    code = CodeVersion(version=accepted, source="a test", sent=sent)
+    state.versions[accepted] = VersionBook(code=code, number=2, by="anna", at=0.0, event=9)
+    app = Starlette(routes=CodeApi(CodeDesk(state, store, lambda: VERSIONS, nothing)).routes())
 
+    def put(version: VersionId) -> int:
+        return asyncio.run(called(app, "PUT", version, anna.archive(version)))[0]
+
+    assert [put(version) for version in (first, sent, accepted, left)] == [200] * 4
+    assert set(store.versions()) == {first, sent, accepted, left}
+    monkeypatch.setattr("everstep.controller.code.UNCLAIMED_S", 0.0)
+    assert put(last) == 200
+    assert set(store.versions()) == {first, sent, accepted, last}
+
+
+def test_what_a_killed_controller_left_half_written_is_removed(tmp_path: Path) -> None:
+    paths = job_with_code(tmp_path, TRAIN)
+    half = paths.code / ".new-abc" / "root-0"
+    half.mkdir(parents=True)
+    (half / "train.py").write_text("imp")
+    version = read_json(paths.spec, JobSpec).code.version
+    with controller(paths):
+        wait_for("it is gone", lambda: not half.parent.exists())
+        assert CodeStore(paths.code).versions() == (version,)
+
+
+def test_a_full_disk_is_said_with_what_to_do(tmp_path: Path) -> None:
     desk = CodeDesk(State(), FullStore(tmp_path), lambda: VERSIONS, nothing)
     code, body = asyncio.run(called(Starlette(routes=CodeApi(desk).routes()), "PUT", "ab" * 32))
     assert code == 507
@@ -295,12 +324,18 @@ def test_a_full_disk_is_said_with_what_to_do(tmp_path: Path) -> None:
     assert b"make room" in body
 
 
+async def nothing(_: Any) -> None:
+    raise AssertionError("nothing may be journalled")
+
+
 VERSIONS = VersionsView(job=JobId("j"), versions=(), running="", machines=0, roots=(), why_none="")
 
 
-async def called(app: Starlette, method: str, version: str) -> tuple[int, bytes]:
-    """One request with a body of three bytes, without a server."""
-    parts = [{"type": "http.request", "body": b"abc", "more_body": False}]
+async def called(
+    app: Starlette, method: str, version: str, body: bytes = b"abc"
+) -> tuple[int, bytes]:
+    """One request, without a server."""
+    parts = [{"type": "http.request", "body": body, "more_body": False}]
     sent: list[Any] = []
 
     async def receive() -> Any:
@@ -314,7 +349,7 @@ async def called(app: Starlette, method: str, version: str) -> tuple[int, bytes]
         "method": method,
         "path": f"/v1/code/{version}",
         "query_string": b"",
-        "headers": [(b"content-length", b"3")],
+        "headers": [(b"content-length", str(len(body)).encode())],
     }
     await app(scope, receive, send)
     return sent[0]["status"], b"".join(each.get("body", b"") for each in sent[1:])

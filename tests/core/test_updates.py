@@ -336,7 +336,7 @@ def test_a_trial_that_is_never_answered_is_made_elsewhere_and_then_given_up() ->
         ),
         (
             ["m0 first=141 last=150 compared=0", "m1 first=141 last=150 compared=0"],
-            "no loss of steps 141 to 150 could be compared: what they were before is not known",
+            "no loss of steps 141 to 150 could be compared: unknown from before, or not told now",
         ),
         (
             [

@@ -46,7 +46,10 @@ def test_two_hosts_train_one_job(everstep: Everstep) -> None:
 def test_hosts_that_share_no_directory_join_by_the_token_of_the_environment(
     everstep: Everstep, tmp_path: Path
 ) -> None:
-    script = everstep.script("print(rank, os.environ.get('EVERSTEP_TOKEN'))")
+    script = everstep.script(
+        "print(rank, os.environ.get('EVERSTEP_TOKEN'), __file__)\n"
+        "assert os.environ['EVERSTEP_CODE_VERSION']"
+    )
     port = free_port()
     everstep.environ["EVERSTEP_TOKEN"] = "a-secret-of-this-test"
     first = everstep.popen(*flags(port, 0), script)
@@ -60,7 +63,8 @@ def test_hosts_that_share_no_directory_join_by_the_token_of_the_environment(
         second = other.popen(*flags(port, 1), script)
         out, err = second.communicate(timeout=60)
         assert second.returncode == 0, err
-        assert out.splitlines() == ["[rank1]: 1 None"]
+        # Its code is the job's first version, which it runs where the user has it.
+        assert out.splitlines() == [f"[rank1]: 1 None {script}"]
         assert first.wait(60) == 0
         first.communicate()
         name = f"script-{port}"

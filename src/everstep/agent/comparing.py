@@ -14,10 +14,12 @@ import msgspec
 
 from everstep.actions import StartRanks
 from everstep.events import BadNumber, LossesCompared
-from everstep.model import NO_STEP, Generation, MachineId, Rank, Step, Value
+from everstep.model import NO_STEP, Generation, MachineId, Rank, Seconds, Step, Value
 from everstep.trainer.heartbeat import Heartbeat
 from everstep.trainer.recall import STEPS_KEPT, Loss, losses
 
+ATTACH_WITHIN_S: Seconds = 600.0
+"""From the start of the ranks: a script that has not attached by then does not report losses."""
 LATE_STEPS = 2
 """A loss that comes from the device is known one step later: after two it will not come."""
 
@@ -67,13 +69,19 @@ class Comparing:
         )
         self._path.write_bytes(msgspec.msgpack.encode(self._before))
 
-    def look(self, generation: Generation, beats: Sequence[Heartbeat]) -> LossesCompared | None:
-        """What came of it, once; None: there is nothing to compare, or not yet, or no more."""
+    def look(
+        self, generation: Generation, beats: Sequence[Heartbeat], since_s: Seconds
+    ) -> LossesCompared | None:
+        """What came of it, once; None: there is nothing to compare, or not yet, or no more.
+
+        `since_s`: how long ago the ranks were started.
+        """
         before = self._before
         if before is None or before.generation != generation or len(beats) < len(before.losses):
             return None
         known = any(before.losses.values())
-        if known and not all(self._done(before, beat) for beat in beats):
+        silent = since_s > ATTACH_WITHIN_S and not any(beat.attached for beat in beats)
+        if known and not silent and not all(self._done(before, beat) for beat in beats):
             return None
         self._before = None
         self._path.unlink(missing_ok=True)

@@ -9,15 +9,16 @@ are plain, and what they rely on: changes of sys.path and of the environment. No
 from __future__ import annotations
 
 import ast
-import importlib.machinery
 import importlib.util
 import os
+import pkgutil
 import re
 import sys
 import sysconfig
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
@@ -101,15 +102,16 @@ def _find_script(request: TryRequest, say: Say) -> _Script:
     main = rank_main.new_main()
     if request.module:
         sys.argv = ["-m", *request.command[1:]]
-        sys.path.insert(0, placing.moved(os.getcwd(), request.places))
+        placing.put_in_front(placing.moved(os.getcwd(), request.places))
         return _find_module(request.command[0], main, say)
     path = placing.moved(rank_main.absolute(request.command[0]), request.places)
     sys.argv = [path, *request.command[1:]]
-    if Path(path).is_dir():
+    importer = pkgutil.get_importer(path)
+    if importer is not None:
+        # A directory or zip file with a __main__.py.
         sys.path.insert(0, path)
-        path = f"{path}/__main__.py"
-    else:
-        sys.path.insert(0, str(Path(os.path.realpath(path)).parent))
+        return _as_main(importer.find_spec("__main__"), f"there is no __main__ in {path}", main)
+    placing.put_in_front(str(Path(os.path.realpath(path)).parent))
     try:
         source = Path(path).read_bytes()
     except OSError as error:
@@ -123,14 +125,17 @@ def _find_module(name: str, main: ModuleType, say: Say) -> _Script:
     spec = importlib.util.find_spec(name)
     if spec is not None and spec.submodule_search_locations is not None:
         spec = importlib.util.find_spec(f"{name}.__main__")
-    if (
-        spec is None
-        or spec.origin is None
-        or not isinstance(spec.loader, importlib.machinery.SourceFileLoader)
-    ):
-        raise _NoScriptError(f"there is no module {name} that could be run")
+    return _as_main(spec, f"there is no module {name} that could be run", main)
+
+
+def _as_main(spec: ModuleSpec | None, problem: str, main: ModuleType) -> _Script:
+    """The module that runs as the script. One without source, as of a .pyc, is not looked into."""
+    if spec is None or spec.origin is None or spec.loader is None:
+        raise _NoScriptError(problem)
     vars(main).update(__file__=spec.origin, __spec__=spec, __package__=spec.parent)
-    return _Script(spec.origin, spec.loader.get_data(spec.origin), vars(main))
+    get_source: Callable[[str], str | None] = getattr(spec.loader, "get_source", lambda _: None)
+    source = get_source(spec.name) or ""
+    return _Script(spec.origin, source.encode(), vars(main))
 
 
 # --- its imports ---------------------------------------------------------------------------------
@@ -262,6 +267,7 @@ _PLAIN = (
 """What an expression may be made of to be evaluated: nothing that calls."""
 _PREPARE = ("sys.path.", "os.environ.", "site.addsitedir", "os.environ[", "sys.path[")
 _HARMLESS = ("os.path.", "os.environ.", "os.getcwd", "os.getenv", "sys.path.", "site.addsitedir")
+_READERS = frozenset({"print", "len", "list", "tuple", "set", "str", "repr", "sorted"})
 _HARMLESS_NAMES = frozenset(
     {"Path", "pathlib", "str", "abspath", "dirname", "join", "realpath", "getenv", "getcwd"}
 )
@@ -307,8 +313,26 @@ def _is_harmless(call: ast.Call, assigned: dict[str, ast.stmt]) -> bool:
 
 
 def _mentions_of_path(tree: ast.AST) -> int:
-    found = (ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute))
-    return sum(text in ("sys.path", "site.addsitedir") for text in found)
+    """Places that may change sys.path: not those that only read or print it."""
+    read = {id(child) for node in ast.walk(tree) for child in _read_by(node)}
+    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+    texts = [ast.unparse(node) for node in nodes if id(node) not in read]
+    return sum(text in ("sys.path", "site.addsitedir") for text in texts)
+
+
+def _read_by(node: ast.AST) -> Sequence[ast.AST]:
+    """What this takes as it is and does not change."""
+    if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):
+        return (node.value,)
+    if isinstance(node, ast.Compare):
+        return (node.left, *node.comparators)
+    if isinstance(node, ast.For | ast.comprehension):
+        return (node.iter,)
+    if isinstance(node, ast.FormattedValue):
+        return (node.value,)
+    if isinstance(node, ast.Call) and ast.unparse(node.func) in _READERS:
+        return node.args
+    return ()
 
 
 def _is_one_of(failure: BaseException, kinds: object) -> bool:
@@ -403,7 +427,8 @@ def _elsewhere(request: TryRequest, before: set[str]) -> tuple[str, ...]:
             continue
         real = os.path.realpath(file)
         by_a_tool = "/site-packages/" in real or "/dist-packages/" in real
-        if real not in files and not by_a_tool and not real.startswith(installed):
+        ours = not files.isdisjoint((real, *map(str, Path(real).parents)))  # or in a zip of ours
+        if not ours and not by_a_tool and not real.startswith(installed):
             found.add(file)
     return tuple(sorted(found)[:ELSEWHERE_MAX])
 

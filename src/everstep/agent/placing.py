@@ -58,8 +58,14 @@ def move_pythonpath(places: Places) -> None:
     """For the programs that this process starts, as for itself."""
     path = os.environ.get("PYTHONPATH")
     if places and path:
-        entries = [str(Path.cwd() / each) for each in path.split(":") if each]
+        entries = [str(Path.cwd() / each) for each in path.split(":")]
         os.environ["PYTHONPATH"] = ":".join(move_paths(entries, places))
+
+
+def put_in_front(directory: str) -> None:
+    """Of sys.path, as python does with the script's directory: not under PYTHONSAFEPATH."""
+    if not os.environ.get("PYTHONSAFEPATH"):
+        sys.path.insert(0, directory)
 
 
 def forget_modules(places: Places) -> None:

@@ -205,7 +205,7 @@ def new_main() -> ModuleType:
 
 def _run_module(program: Program) -> None:
     sys.argv = ["-m", *program.command[1:]]
-    sys.path.insert(0, placing.moved(os.getcwd(), program.places))
+    placing.put_in_front(placing.moved(os.getcwd(), program.places))
     # The function behind `python -m` itself: same messages, same frames in tracebacks.
     runpy._run_module_as_main(program.command[0])  # type: ignore[attr-defined]  # noqa: SLF001
 
@@ -218,7 +218,7 @@ def _run_script(program: Program, main: ModuleType) -> None:
         sys.path.insert(0, path)
         runpy._run_module_as_main("__main__", False)  # type: ignore[attr-defined]  # noqa: SLF001
         return
-    sys.path.insert(0, os.path.dirname(os.path.realpath(path)))  # noqa: PTH120 -- as python does
+    placing.put_in_front(os.path.dirname(os.path.realpath(path)))  # noqa: PTH120 -- as python does
     vars(main).update(
         __file__=path,
         __cached__=None,

@@ -294,7 +294,9 @@ class AgentShell:
 
     def _look_at_losses(self, generation: Generation) -> None:
         """Of steps that are done again."""
-        compared = self._hands.comparing.look(generation, self._hands.progress.of(generation))
+        beats = self._hands.progress.of(generation)
+        since_s = time.monotonic() - self._effects.started_at
+        compared = self._hands.comparing.look(generation, beats, since_s)
         if compared is not None:
             self._events.put_nowait(compared)
 

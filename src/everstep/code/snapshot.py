@@ -290,16 +290,29 @@ def utf8(name: str, root: Path) -> str:
 
 
 def link_target(root: Path, path: str, said: str) -> str:
-    """Where a link at root/path that says this leads: relative only within the root."""
+    """Where a link at root/path that says this leads: relative within the root, else absolute.
+
+    Relative also if it says its target in full: else a version would run what is edited in place.
+    """
     said = str(PurePosixPath(said))
-    if said.startswith("/"):
-        return said
     where = root / path
-    if stays_inside(path, said):
-        real = os.path.realpath(root).rstrip("/")
-        if f"{os.path.realpath(where)}/".startswith(f"{real}/"):
-            return said
+    real = os.path.realpath(root).rstrip("/")
+    way = _way_within(root, path, said)
+    if way and f"{os.path.realpath(where)}/".startswith(f"{real}/"):
+        return way
     return str(where.parent / said)
+
+
+def _way_within(root: Path, path: str, said: str) -> str:
+    """The relative way from root/path to its target, by their words; empty if that is outside."""
+    if said.startswith("/"):
+        said = os.path.normpath(said)
+        for above in (str(root), os.path.realpath(root)):
+            if f"{said}/".startswith(f"{above.rstrip('/')}/"):
+                inside = os.path.relpath(said, above)
+                return os.path.relpath(inside, str(PurePosixPath(path).parent))
+        return ""
+    return said if stays_inside(path, said) else ""
 
 
 def settle(links: dict[str, str], files: Sequence[str], root: Path) -> None:
@@ -365,8 +378,8 @@ def _same_link(root: Path, entry: Entry) -> bool:
     where = root / entry.path
     if entry.target == str(where):
         return os.path.lexists(where)
-    said = where.readlink()
-    return entry.target in (str(said), str(where.parent / said))
+    said = str(where.readlink())
+    return entry.target in (said, str(where.parent / said), link_target(root, entry.path, said))
 
 
 def _code_beside(root: Path, entries: Sequence[Entry]) -> str | None:

@@ -65,7 +65,7 @@ class Client:
 
     def __init__(self, job: JobPaths, *, url: str | None = None, token: str | None = None) -> None:
         """`url` and `token` for a job whose directory on this host does not have them."""
-        self._job = job
+        self.job = job
         self._url = url
         self._token = token
         # No proxies and no .netrc: a controller is a neighbour, not a web site.
@@ -139,14 +139,14 @@ class Client:
         except httpx2.TransportError as error:
             raise Away(
                 f"No controller answers at {url} ({error}): if the job should still run, see "
-                f"{self._job.controller_log}."
+                f"{self.job.controller_log}."
             ) from error
         return self._read(answer, url)
 
     def _read(self, answer: httpx2.Response, url: str) -> bytes:
         if answer.status_code in (401, 403):
             raise TokenRefused(
-                f"The controller at {url} refuses the token of {self._job.token}: it belongs to "
+                f"The controller at {url} refuses the token of {self.job.token}: it belongs to "
                 "another job, or EVERSTEP_TOKEN differs between the machines."
             )
         if answer.status_code == 404:
@@ -159,15 +159,15 @@ class Client:
         if self._url is not None:
             return self._url
         try:
-            return read_json(self._job.endpoint, Endpoint).url
+            return read_json(self.job.endpoint, Endpoint).url
         except FileUnreadable as error:
             raise Away(
-                f"The controller of job {self._job.root.name} has not said where it listens "
-                f"({self._job.endpoint} is missing): see {self._job.controller_log}."
+                f"The controller of job {self.job.root.name} has not said where it listens "
+                f"({self.job.endpoint} is missing): see {self.job.controller_log}."
             ) from error
 
     def _bearer(self) -> str:
-        return token_of(self._job) if self._token is None else self._token
+        return token_of(self.job) if self._token is None else self._token
 
 
 def token_of(job: JobPaths) -> str:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
+from everstep.commands import jobs
 from everstep.commands.client import Away, Client
 from everstep.commands.presses import Presses
 from everstep.controller.version_views import VersionsView, VersionView
@@ -62,7 +63,8 @@ class Follower:
             try:
                 known, status = self._client.versions(), self._client.status()
             except Away as away:
-                self._is_away(away)
+                if self._is_away(away):
+                    return Ending(1, last)
             else:
                 self._away = False
                 last = next((v for v in known.versions if v.version == version), None)
@@ -73,10 +75,18 @@ class Follower:
         self._tell("left alone: the update goes on; `everstep versions` shows what becomes of it")
         return Ending(LEFT, last)
 
-    def _is_away(self, away: Away) -> None:
-        if not self._away:
+    def _is_away(self, away: Away) -> bool:
+        """Whether nobody comes back."""
+        job = self._client.job
+        result = jobs.result_of(job)
+        if result is not None:
+            complain(f"the job is over ({result.outcome}): {result.why}")
+        elif not job.root.exists():
+            complain(f"job {job.root.name} is gone: its directory {job.root} was removed")
+        elif not self._away:
             self._tell(f"{away} The update goes on when it is back: waiting for it")
         self._away = True
+        return result is not None or not job.root.exists()
 
     # --- stages ---
 
@@ -94,9 +104,7 @@ class Follower:
             return self._over(status)
         if view.condition in _OVER and not self._known:
             failure = f"{view.failure}; " if view.failure else ""
-            self._tell(f"{view.condition}: {failure}{view.why}")
-            if view.detail:
-                self._tell(view.detail.rstrip())
+            complain(f"{view.name} is {view.condition}: {failure}{view.why}", view.detail)
             return 1
         if status.generation <= before or view.condition is not Condition.RUNNING:
             self._tell_of_machines(known, view)
@@ -116,7 +124,7 @@ class Follower:
     def _over(self, status: StatusView) -> int | None:
         if status.outcome is None:
             return None
-        self._tell(f"the job is over ({status.outcome.outcome}): {status.outcome.why}")
+        complain(f"the job is over ({status.outcome.outcome}): {status.outcome.why}")
         return 1
 
     def _tell_of_machines(self, known: VersionsView, view: VersionView) -> None:
@@ -196,6 +204,12 @@ def say(sentence: str) -> None:
     """One line, at once."""
     sys.stdout.write(sentence + "\n")
     sys.stdout.flush()
+
+
+def complain(sentence: str, detail: str = "") -> None:
+    """An error: one line on standard error, and below it what there is to see."""
+    below = f"{detail.rstrip()}\n" if detail else ""
+    sys.stderr.write(f"everstep: {sentence}\n{below}")
 
 
 def silent(sentence: str) -> None:

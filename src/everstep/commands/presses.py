@@ -7,10 +7,33 @@ terminal ends a viewer, and a viewer is all that it ends.
 from __future__ import annotations
 
 import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Self
 
+from everstep.model import EverstepError
+
 _COUNTED = (signal.SIGINT, signal.SIGTERM)
+
+
+class Interrupted(EverstepError):
+    """Ctrl-C before anything was changed."""
+
+    exit_code = 130
+
+
+@contextmanager
+def hangup_unwinds() -> Iterator[None]:
+    """A lost terminal ends this process as ever, but what it made on disk is removed first."""
+    before = signal.getsignal(signal.SIGHUP)
+    if before is signal.SIG_DFL:
+        signal.signal(signal.SIGHUP, lambda *_: sys.exit(128 + signal.SIGHUP))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 class Presses:

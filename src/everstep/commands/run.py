@@ -27,7 +27,7 @@ from everstep.commands import jobs, source
 from everstep.commands.client import Away, Client, TokenRefused
 from everstep.commands.host import address_towards, port_is_free
 from everstep.commands.plan import Leads, Plan
-from everstep.commands.presses import Presses
+from everstep.commands.presses import Interrupted, Presses
 from everstep.core.standby import standbys_at_first
 from everstep.files import write_atomically
 from everstep.model import EverstepError, JobId, MachineId, UserError, Value
@@ -44,12 +44,6 @@ class StateUnwritable(UserError):
 
 class PortTaken(UserError):
     """Something else listens where the controller should."""
-
-
-class Interrupted(EverstepError):
-    """Ctrl-C before anything was started."""
-
-    exit_code = 130
 
 
 class Waiting(NamedTuple):

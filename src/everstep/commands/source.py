@@ -90,7 +90,10 @@ def _kept(
         else:
             for remark in snapshot.remarks:
                 say(remark)
-            return CodeSpec(roots=code.roots, version=version)
+            kept = store.manifest(version)
+            return CodeSpec(
+                roots=code.roots, version=version, files=kept.files, size_bytes=kept.size_bytes
+            )
 
 
 def _taken(code: CodeSpec, apart_from: Apart) -> Snapshot:

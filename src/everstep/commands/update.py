@@ -22,7 +22,7 @@ from everstep.commands import jobs
 from everstep.commands.client import Client
 from everstep.commands.follow import Ending, Follower, Tell, say, silent
 from everstep.commands.new_code import Sought, Source, find
-from everstep.commands.presses import Presses
+from everstep.commands.presses import Interrupted, Presses, hangup_unwinds
 from everstep.commands.show import print_json
 from everstep.commands.source import apart
 from everstep.controller.accepting import Asked
@@ -80,7 +80,8 @@ def update(job: JobPaths, wanted: Wanted) -> int:
         for remark in source.snapshot.remarks:
             tell(remark)
         before = client.status().generation
-        version = _send(client, source, tell)
+        version = _send(client, source, presses, tell)
+        _go_on(presses)
         accepted = client.update(replace(asked, version=version))
         _tell_accepted(accepted, tell)
         ending = Ending(0, None)
@@ -166,24 +167,37 @@ def _asked(source: Source, wanted: Wanted, within_s: Seconds | None) -> Asked:
     )
 
 
-def _send(client: Client, source: Source, tell: Tell) -> VersionId:
+def _go_on(presses: Presses) -> None:
+    """Until the update is asked for, Ctrl-C takes it back."""
+    if presses.count:
+        raise Interrupted("Ctrl-C before the update was asked for: nothing was changed.")
+
+
+def _send(client: Client, source: Source, presses: Presses, tell: Tell) -> VersionId:
     """Bring it to the controller, unless that has it; returns the id of what was sent.
 
     Of the copy that is made for it, since files may have changed since they were looked at.
     """
     manifest = source.snapshot.manifest
     version = version_of(manifest)
-    files = f"{manifest.files} files, {size(manifest.size_bytes)}"
+    files = f"{_count(manifest.files)}, {size(manifest.size_bytes)}"
     if client.manifest(version) is not None:
         tell(f"{files}; the controller has them already")
         return version
-    with tempfile.TemporaryDirectory(prefix="everstep-update-") as beside:
+    with hangup_unwinds(), tempfile.TemporaryDirectory(prefix="everstep-update-") as beside:
         store = CodeStore(Path(beside) / "code")
         version = store.add(source.snapshot)
         archive = store.size_of_archive(version)
-        client.send_code(version, archive, _told(store.chunks(version), archive, tell))
+        parts = _told(store.chunks(version), archive, tell)
+        client.send_code(version, archive, _unless_pressed(parts, presses))
     tell(f"{files}, sent to the controller")
     return version
+
+
+def _unless_pressed(parts: Iterator[bytes], presses: Presses) -> Iterator[bytes]:
+    for part in parts:
+        _go_on(presses)
+        yield part
 
 
 def _told(parts: Iterator[bytes], archive: int, tell: Tell) -> Iterator[bytes]:
@@ -221,10 +235,14 @@ def _files(paths: Sequence[str]) -> str:
     """All of them, one line each if they are many."""
     if not paths:
         return "no file"
-    count = "1 file" if len(paths) == 1 else f"{len(paths)} files"
+    count = _count(len(paths))
     if len(paths) <= IN_LINE:
         return f"{count}: {', '.join(paths)}"
     return "\n".join([f"{count}:", *(f"  {path}" for path in paths)])
+
+
+def _count(files: int) -> str:
+    return "1 file" if files == 1 else f"{files} files"
 
 
 def size(count: int) -> str:

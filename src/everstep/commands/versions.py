@@ -71,7 +71,7 @@ def when(moment: float) -> str:
 
 def _changed(view: VersionView) -> str:
     if not view.base:
-        return ""
+        return f"{view.files} files" if view.files else ""
     named = ", ".join(view.changed[:FILES_SHOWN])
     more = len(view.changed) - FILES_SHOWN
     many = f" and {more}{'+' if len(view.changed) >= 100 else ''} more" if more > 0 else ""

@@ -14,7 +14,7 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
-from everstep.code.manifest import Entry, Manifest, changed, shown, version_of
+from everstep.code.manifest import CodeBroken, Entry, Manifest, changed, shown, version_of
 from everstep.code.merge import Conflicts, merge
 from everstep.code.requirements import requirement_files
 from everstep.controller.lineage import Lineage
@@ -22,7 +22,15 @@ from everstep.controller.version_views import failure_of
 from everstep.core.history import Condition, VersionBook
 from everstep.core.state import State
 from everstep.core.versions import WAITING
-from everstep.model import CodeOrigin, CodeVersion, JobSpec, Seconds, Value, VersionId
+from everstep.model import (
+    NO_VERSION,
+    CodeOrigin,
+    CodeVersion,
+    JobSpec,
+    Seconds,
+    Value,
+    VersionId,
+)
 
 CHANGED_MAX = 100
 """Files that are named of one version; the others are in its manifest."""
@@ -116,14 +124,17 @@ def draft(asked: Asked, theirs: Manifest, job: Known, manifests: Manifests) -> D
     if head is None or running is None:
         return Draft(("the job does not know its own code yet: ask again in a moment",))
     base = lineage.base(head, asked.origin, asked.ancestors) or head
-    ours, from_there = manifests(head.code.version), manifests(base.code.version)
+    ours, from_there = manifests(head.code.version), _as_sent(base.code, manifests)
     problem = _wrong_roots(asked, theirs, job.spec)
     if problem:
         return Draft((problem,))
     whole = _with_roots(theirs, from_there, asked.given)
     result = whole if asked.exact else merge(from_there, ours, whole)
     if isinstance(result, Conflicts):
-        return Draft((_conflict(result.paths, lineage.between(head, base), manifests),))
+        # Its author may not have what was merged into `base` either.
+        behind = [book for book in lineage.of(head) if book is not base]
+        others = behind if base.code.sent else lineage.between(head, base)
+        return Draft((_conflict(result.paths, others, manifests),))
     now = _Change(asked, job, head, base, result, manifests)
     code = now.code()
     return Draft(
@@ -145,6 +156,22 @@ def _wrong_roots(asked: Asked, theirs: Manifest, spec: JobSpec) -> str:
             f" names {sorted(given)}: it was made for another job"
         )
     return ""
+
+
+def _as_sent(code: CodeVersion, manifests: Manifests) -> Manifest:
+    """What the author of this version had: others' changes that were merged into it are not there,
+    and who sends the same directory again does not mean to take them back.
+    """
+    whole = manifests(code.version)
+    if not code.sent:
+        return whole
+    try:
+        sent = manifests(code.sent)
+    except CodeBroken:  # it is not here any more
+        return whole
+    # A root that was not given is empty in what was sent.
+    pairs = zip(sent.roots, whole.roots, strict=True)
+    return Manifest(roots=tuple(own or merged for own, merged in pairs))
 
 
 def _with_roots(theirs: Manifest, base: Manifest, given: Sequence[int]) -> Manifest:
@@ -183,8 +210,10 @@ class _Change(NamedTuple):
         files = self._changed
         waits = self.head.condition in WAITING
         includes = (*self.head.code.includes, self.head.code.version) if waits else ()
+        version = version_of(self.result)
         return CodeVersion(
-            version=version_of(self.result),
+            version=version,
+            sent=NO_VERSION if version == self.asked.version else self.asked.version,
             source=self.asked.source,
             files=self.result.files,
             size_bytes=self.result.size_bytes,

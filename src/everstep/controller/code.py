@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, NamedTuple, TypeVar
@@ -26,12 +27,13 @@ from everstep.controller.accepting import Asked, Draft, draft, known, objections
 from everstep.controller.bodies import BodyFile, TooLong, decoded, limited_body
 from everstep.controller.gate import json_response
 from everstep.controller.lineage import Lineage
+from everstep.controller.log import say
 from everstep.controller.version_views import VersionsView, name_of
 from everstep.core.history import Condition, VersionBook
 from everstep.core.state import State
 from everstep.core.versions import last_good
 from everstep.events import ControllerEvent, RollbackRequested, UpdateRequested
-from everstep.model import CodeVersion, Value, VersionId
+from everstep.model import CodeVersion, Seconds, Value, VersionId
 
 MANIFEST_BYTES_MAX = 16 << 20
 """Of 20,000 files with long names: a fifth of that."""
@@ -40,6 +42,8 @@ BODY_BYTES_MAX = 1 << 20
 """Of a request without a manifest."""
 THREADS = 8
 """Archives that come in, and versions that are put together, at the same time; others wait."""
+UNCLAIMED_S: Seconds = 3600.0
+"""So long a version may wait for the update that asks for it; then it is removed."""
 _Answer = TypeVar("_Answer")
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
@@ -91,6 +95,43 @@ class CodeDesk(NamedTuple):
     """Returns when the core was told and the journal has it."""
 
 
+class _Unclaimed:
+    """Versions that are here and belong to no update: sent, and refused, merged or left."""
+
+    def __init__(self, desk: CodeDesk) -> None:
+        self._desk = desk
+        self._seen: dict[VersionId, Seconds] = {}
+        self._began = time.monotonic()
+
+    def seen(self, version: VersionId) -> None:
+        """Somebody sends it or asks for it: its time begins anew."""
+        self._seen[version] = time.monotonic()
+
+    def removal(self) -> Callable[[], None]:
+        """What to do in a thread, so that those whose time is over are gone."""
+        state, now = self._desk.state, time.monotonic()
+        first = () if state.spec is None else (state.spec.code.version,)
+        sent = (book.code.sent for book in state.versions.values())
+        claimed = {*state.versions, *first, *sent}
+        since = dict(self._seen)
+
+        def remove() -> None:
+            for version in self._desk.store.versions():
+                if version in claimed or now - since.get(version, self._began) < UNCLAIMED_S:
+                    continue
+                self._desk.store.discard(version)
+
+        return remove
+
+    def sweep(self) -> None:
+        """In a thread: what a killed controller was writing or removing is gone."""
+        store = self._desk.store
+        try:
+            store.keep(store.versions())
+        except OSError as error:
+            say(f"what is left over in {store.root} cannot be removed: {error}")
+
+
 class CodeApi:
     """The endpoints."""
 
@@ -99,6 +140,8 @@ class CodeApi:
         self._store = desk.store
         self._one_at_a_time = asyncio.Lock()
         self._threads = ThreadPoolExecutor(THREADS, "everstep-code")
+        self._unclaimed = _Unclaimed(desk)
+        self._threads.submit(self._unclaimed.sweep)
 
     def routes(self) -> list[Route]:
         return [
@@ -121,6 +164,8 @@ class CodeApi:
         if said.isascii() and said.isdecimal() and int(said) > ARCHIVE_BYTES_MAX:
             raise HTTPException(413, _too_long())
         body = BodyFile(request, ARCHIVE_BYTES_MAX)
+        self._unclaimed.seen(version)
+        await self._in_thread(self._unclaimed.removal())
         try:
             await self._in_thread(lambda: self._store.receive(version, body))
         except ClientDisconnect:
@@ -149,6 +194,7 @@ class CodeApi:
         version = _version(request)
         if not await self._in_thread(lambda: self._store.has(version)):
             raise HTTPException(404, f"the controller has no code version {short(version)}")
+        self._unclaimed.seen(version)
         return version
 
     # --- updates ---
@@ -173,6 +219,7 @@ class CodeApi:
 
     async def _accept(self, asked: Asked) -> Accepted:
         self._refuse(objections(self._desk.state))
+        self._unclaimed.seen(asked.version)
         if not await self._in_thread(lambda: self._store.has(asked.version)):
             raise HTTPException(
                 409, f"code version {short(asked.version)} is not here: send it before the update"
@@ -181,6 +228,7 @@ class CodeApi:
         would = await self._drafted(asked, theirs)
         self._refuse(would.objections)
         assert would.code is not None, "there is no objection"
+        self._unclaimed.seen(would.code.version)
         if would.merged_from:
             sources = (asked.version, *would.merged_from)
             await self._in_thread(lambda: self._store.add_manifest(would.manifest, sources))

@@ -136,7 +136,12 @@ def job_came(state: State, now: Seconds) -> None:
     state.version = spec.version
     before = state.published[-1].step if state.published else NO_STEP
     state.versions[spec.version] = VersionBook(
-        code=CodeVersion(version=spec.version, source=", ".join(spec.roots)),
+        code=CodeVersion(
+            version=spec.version,
+            source=", ".join(spec.roots),
+            files=spec.files,
+            size_bytes=spec.size_bytes,
+        ),
         number=1,
         by="",
         at=now,
@@ -248,7 +253,7 @@ def _repeats(state: State, told: list[LossesCompared]) -> str:
         )
     compared = sum(each.compared for each in told)
     if not compared:
-        return f"no loss of {steps} could be compared: what they were before is not known"
+        return f"no loss of {steps} could be compared: unknown from before, or not told now"
     ranks = sum(each.compared > 0 for each in told) * state.job.nproc_per_node
     return f"losses of {steps} came out bit for bit as before on {ranks} ranks"
 

@@ -190,7 +190,7 @@ def understood(frame: AnyFrame, protocol: int) -> AnyFrame:
     What it does not know is dropped. Its number must not be: the place is taken by a finding of
     nothing, which means nothing to any version.
     """
-    if protocol >= PROTOCOL or not isinstance(frame, Data):
+    if protocol >= 3 or not isinstance(frame, Data):
         return frame
     report = decode_report(frame.body)
     if not isinstance(report, SINCE_3):
@@ -201,7 +201,7 @@ def understood(frame: AnyFrame, protocol: int) -> AnyFrame:
 
 def may_be_ordered(order: Order, protocol: int) -> bool:
     """Whether an agent of this protocol understands the order."""
-    return protocol >= PROTOCOL or not isinstance(order, ORDERS_SINCE_3)
+    return protocol >= 3 or not isinstance(order, ORDERS_SINCE_3)
 
 
 def encode_directive(directive: Directive) -> bytes:

@@ -222,7 +222,7 @@ def test_an_update_keeps_machines_agents_and_launchers_and_loses_no_step(tmp_pat
 def _does_not_import(job: Job) -> None:
     sent = job.everstep("update", job.variant(NOT_IMPORTABLE), "j")
     assert sent.code == 1
-    assert "ModuleNotFoundError: No module named 'no_such_package_at_all'" in sent.out
+    assert "ModuleNotFoundError: No module named 'no_such_package_at_all'" in sent.err
     assert job.conditions() == ["running", "refused"]
 
 

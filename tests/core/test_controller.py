@@ -317,7 +317,7 @@ def test_a_machine_that_fetches_shards_gets_more_time_to_start() -> None:
     story = (Path(__file__).parents[1] / "transcripts" / "backed_up.txt").read_text()
     before, _, _ = story.partition("> 30.3 started")
     transcript = Transcript()
-    transcript.run(before + "> 30.3 started m0\n")
+    transcript.run(before + "> 30.3 started m0\n> 90.2 TimerFired\n")
     assert transcript.core.next_deadline() == 30.2 + 60.0 + 300.0
 
 
@@ -356,3 +356,15 @@ def test_backups_that_come_too_late_are_tried_again_at_once_and_further_ahead() 
     assert chosen == [10, 20, 30, 50, 90]  # from 0.25 s to 4 s ahead, in multiples of ten steps
     assert core.state.backup_not_before == now + BACKUP_RETRY_S
     assert core.next_deadline() == core.state.backup_not_before
+
+
+def test_silence_does_not_prove_a_restart() -> None:
+    transcript = Transcript()
+    transcript.run(
+        "> 0 job nnodes=2 nproc=1 standbys=1 disk_every=0\n> 1 join m0 m1 m2\n> 2 stopped m0 m1\n"
+        "> 3 started m0 m1\n> 4 MachineLost m1 witness=gone\n> 5 stopped m0\n> 5.1 stopped m2\n"
+        "> 6 started m0 m2\n> 7 MachineSilent m2\n> 66.5 TimerFired\n"
+    )
+    assert transcript.core.state.incident is not None, "its rank may have ended unheard"
+    transcript.run("> 66.6 join m2 generation=2 ranks=1:2\n")
+    assert transcript.core.state.incident is None

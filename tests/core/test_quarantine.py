@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from everstep.core.evicting import but, by_trust
 from everstep.core.quarantine import taken_away
 from everstep.core.restore import copies_of
 from everstep.core.rules import assign
@@ -149,3 +150,30 @@ def test_as_long_as_nobody_went_on_without_it_its_memory_counts() -> None:
 
 def replace_standbys(story: str) -> str:
     return story.replace("standbys=1", "standbys=0").replace("join m0 m1 m2", "join m0 m1")
+
+
+def test_who_was_accused_and_acquitted_is_woken_last_and_it_is_said() -> None:
+    run = Transcript()
+    run.run(RETURNED + "> 609 join m3 shard_port=7000\n")
+    assert "evicted before" in but(run.core.state, M1, 610.0)
+    run.run("> 700 MachineLost m2 witness=gone\n")
+    assert run.core.state.positions[NodeRank(1)] == "m3", "it had that position before, and is not"
+    record = run.core.state.evictions[0]
+    assert record.guilty is False
+    assert "the last: 48 checks found nothing" in record.verdict
+
+
+def test_who_was_only_silent_is_woken_before_who_is_accused_and_acquitted() -> None:
+    run = Transcript()
+    run.run(RETURNED)
+    state = run.core.state
+    state.evictions[0].accused = False
+    assert M1 in [machine.machine for machine in by_trust(state, state.standbys(), 610.0)[1]]
+
+
+def test_who_waits_for_its_next_test_is_still_released_when_its_ranks_are_left_behind() -> None:
+    run = Transcript()
+    run.run(TESTED + "> 7 tested m1 passed=yes\n> 8 progress 17\n")
+    run.core.state.machines[M1].lost = "its owner says so"
+    told = "\n".join(run.run("> 9 TimerFired\n").splitlines())
+    assert "ReleaseMachine machine=m1" in told

@@ -7,9 +7,13 @@ import pytest
 from everstep.actions import (
     BeginGeneration,
     ControllerAction,
+    EvictMachine,
     HoldVersion,
+    PageHuman,
     RefuseUpdate,
+    Rung,
     StartRanks,
+    SwitchCode,
     TryVersion,
 )
 from everstep.core.controller import ControllerCore
@@ -389,3 +393,146 @@ def test_losses_are_not_compared_under_the_code_that_is_rolled_back_to() -> None
 )
 def test_times_are_said_as_people_say_them(seconds: float, words: str) -> None:
     assert span(seconds) == words
+
+
+# --- what is not to blame ------------------------------------------------------------------------
+
+
+def test_an_update_that_was_made_without_what_was_just_put_in_place_is_refused() -> None:
+    story = Story()
+    story.tell("> 4 progress 150")
+    story.put_in_place(10, V2, 150)
+    decided = story.tell(f"> 11 update {V3} base={V1}")
+    refused = next(action for action in decided if isinstance(action, RefuseUpdate))
+    assert "made without v2 (bbbbbbbb), which was put in place a moment before" in refused.why
+
+
+def test_one_that_waits_keeps_its_place_when_it_is_sent_again() -> None:
+    story = Story()
+    story.tell(f"> 4 progress 150\n> 5 update {V2} lazy=86400\n> 6 update {V3} lazy=86400")
+    assert not [a for a in story.tell(f"> 7 update {V2}") if isinstance(a, RefuseUpdate)]
+    assert [book.code.version for book in story.state.versions.values()] == [V1, V2, V3]
+    assert story.state.versions[V2].urgent
+
+
+def test_one_that_comes_back_later_is_not_what_waiting_ones_were_made_without() -> None:
+    story = Story()
+    story.tell("> 4 progress 150")
+    story.put_in_place(10, V2, 150)
+    story.tell("> 11 rollback")
+    story.restart(12, 151)
+    story.tell(f"> 20 update {V3} base={V1} lazy=86400")
+    decided = story.tell(f"> 21 update {V2} base={V1} lazy=86400")
+    assert [a.version for a in decided if isinstance(a, RefuseUpdate)] == [V2]
+
+
+def test_a_class_of_failure_that_came_before_in_the_same_recovery_is_not_the_new_code() -> None:
+    story = Story()
+    story.tell("> 4 progress 150")
+    story.put_in_place(10, V2, 150)
+    story.tell("> 20 progress 300")
+    story.tell(f"> 25 update {V3} untried=yes lazy=86400\n> 25.1 held m0 m1 m2 version={V3}")
+    story.tell("> 30 RankExited m1 rank=1 signal=11")
+    story.restart(30.2, 300)
+    assert story.state.version == V3, "it rode on that restart"
+    story.tell("> 32 RankExited m1 rank=1 signal=11")
+    story.restart(32.2, 300)
+    assert story.state.version == V3
+    assert "signal 11 came under v2 (bbbbbbbb) as well" in story.state.incidents[-1].rungs[-1].why
+
+
+def test_the_job_goes_back_to_what_all_have_if_most_cannot_get_the_update() -> None:
+    story = Story()
+    story.tell("> 4 progress 150\n> 5 RankExited m1 rank=1 signal=9")
+    story.tell(f"> 5.1 update {V2} untried=yes")
+    story.tell("> 5.2 stopped m0 m1 copies=150 finished=150")
+    assert story.state.version == V2, "its time has come, and nobody has failed to get it yet"
+    decided: list[ControllerAction] = []
+    for at in (6.0, 17.0, 28.0):
+        decided += story.tell(f"> {at} not_held m0 m1 m2 version={V2}\n> {at + 10.5} TimerFired")
+    back = next(action for action in decided if isinstance(action, SwitchCode))
+    assert (back.version, back.rolled_back) == (V1, True)
+    assert "2 of 2 machines could not get the code" in back.why
+    starts = [action for action in decided if isinstance(action, StartRanks)]
+    assert {start.version for start in starts} == {V1}
+
+
+def test_a_rollback_that_machines_cannot_get_is_given_up_and_said() -> None:
+    story = Story()
+    story.tell("> 4 progress 150")
+    story.put_in_place(10, V2, 150)
+    story.tell("> 20 join m0 shard_port=7000 generation=2 versions=bbbbbbbb")
+    story.tell("> 20.1 join m1 shard_port=7000 generation=2 versions=bbbbbbbb")
+    story.tell("> 20.2 join m2 shard_port=7000 versions=bbbbbbbb")
+    decided = story.tell("> 21 rollback")
+    for at in (22.0, 33.0, 44.0):
+        decided += story.tell(f"> {at} not_held m0 m1 m2 version={V1}\n> {at + 10.5} TimerFired")
+    told = [action.why for action in decided if isinstance(action, PageHuman)]
+    assert len(told) == 1
+    assert "there is no rollback, since m0: it could not get v1 (aaaaaaaa) in 3 attempts" in told[0]
+    assert story.state.rollback is None
+
+
+def test_a_machine_that_has_the_code_and_is_silent_for_a_moment_shows_that_it_can_be_had() -> None:
+    """Of two machines one cannot get it: the job waits for another one in its place."""
+    story = Story(
+        """
+> 0 job nnodes=2 nproc=1 standbys=0 disk_every=0 code=aaaaaaaa
+> 1 join m0 m1 shard_port=7000
+> 1.1 held m0
+> 2 stopped m0 m1
+"""
+    )
+    story.tell("> 3 not_held m1\n> 14 TimerFired\n> 15 not_held m1\n> 26 TimerFired")
+    decided = story.tell("> 26.5 MachineSilent m0\n> 27 not_held m1")
+    assert "FinishJob" not in kinds(decided)
+    assert [a.machine for a in decided if isinstance(a, EvictMachine)] == ["m1"]
+
+
+def test_silent_machines_keep_nobody_from_getting_the_update() -> None:
+    names = " ".join(f"m{n}" for n in range(8))
+    story = Story(
+        f"""
+> 0 job nnodes=8 nproc=1 standbys=0 disk_every=0 code=aaaaaaaa
+> 1 join {names}
+> 1.1 held m0 m1 m2 m3
+> 1.2 held m4 m5 m6 m7
+> 2 stopped {names}
+> 3 started {names}
+> 4 progress 10
+"""
+    )
+    story.tell(f"> 5 update {V2}")
+    asked = [order.machine for order in story.orders(HoldVersion)]
+    assert asked == ["m0", "m1", "m2", "m3"], "the controller serves so many at once"
+    decided = story.tell(f"> 6 MachineSilent {' '.join(asked)}")
+    more = [order.machine for order in decided if isinstance(order, HoldVersion)]
+    assert more == ["m4", "m5", "m6", "m7"]
+
+
+def test_a_trial_is_waited_for_anew_by_a_new_controller() -> None:
+    story = Story()
+    story.tell(f"> 4 progress 10\n> 5 update {V2}\n> 5.1 held m0 m1 m2 version={V2}")
+    story.tell('> 600 ControllerStarted term=2 version="0"')
+    decided = story.tell("> 601 join m2 shard_port=7000 ready=yes versions=aaaaaaaa,bbbbbbbb")
+    assert not [action for action in decided if isinstance(action, TryVersion)]
+    story.tell("> 602 tried m2")
+    assert story.state.versions[V2].tried
+
+
+def test_a_machine_that_saves_its_step_before_a_planned_stop_gets_the_time_for_it() -> None:
+    story = Story()
+    story.tell(f"> 4 progress 10\n> 5 update {V2} untried=yes\n> 5.1 held m0 m1 m2 version={V2}")
+    assert "EvictMachine" not in kinds(story.tell("> 5.5 stopped m0\n> 21 TimerFired"))
+    assert "EvictMachine" in kinds(story.tell("> 30.2 TimerFired"))
+
+
+def test_a_restart_in_which_the_update_was_not_put_in_place_is_not_its_failure() -> None:
+    story = Story()
+    story.tell(f"> 4 progress 150\n> 5 update {V2} untried=yes\n> 5.1 not_held m2 version={V2}")
+    story.tell(f"> 5.2 held m0 m1 version={V2}\n> 5.3 MachineLost m1 witness=gone")
+    story.tell("> 5.4 stopped m0 m2 copies=150 finished=150\n> 6 started m0 m2")
+    (first,) = story.state.incidents[-1].rungs
+    assert (first.rung, story.state.version) == (Rung.HOT_UPDATE, V1)
+    story.tell("> 7 RankExited m2 rank=1 signal=11\n> 7.1 stopped m0 m2 copies=150 finished=150")
+    assert "nothing points at a machine or at code" in story.state.incidents[-1].rungs[-1].why

@@ -89,7 +89,9 @@ class ControllerCore:
 
         Moments at or before the newest event are past: the rules have seen them.
         """
-        coming = [at for at in deadlines(self.state) if self._handled_at < at < NEVER]
+        coming = [
+            at for at in deadlines(self.state, self._handled_at) if self._handled_at < at < NEVER
+        ]
         return min(coming, default=None)
 
     def outstanding(self, machine: MachineId | None) -> list[ControllerAction]:

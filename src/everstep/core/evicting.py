@@ -136,10 +136,14 @@ def by_trust(state: State, standbys: Sequence[Machine], now: Seconds) -> list[li
     """Standbys in the order in which they are woken: first those that nothing speaks against, of
     these first those that can start at once.
 
-    The others rather than nobody: their position would wait for a machine that may never come.
+    The others rather than nobody: their position would wait for a machine that may never come. Last
+    of all who was accused and acquitted: it rests on tests that may not see what its ranks saw.
     """
-    tiers: list[list[Machine]] = [[], [], [], []]
+    tiers: list[list[Machine]] = [[], [], [], [], []]
     for machine in standbys:
+        if _acquitted_of(state, machine.machine):
+            tiers[4].append(machine)
+            continue
         doubted = bool(doubts(state, machine, now))
         in_bad = any(lies_in(machine, unit) for unit in state.bad_units)
         trusted = 0 if _starts_at_once(state, machine) else 1
@@ -162,7 +166,16 @@ def _starts_at_once(state: State, machine: Machine) -> bool:
 def but(state: State, machine: MachineId, now: Seconds) -> str:
     """What speaks against a standby that is woken all the same; empty if nothing does."""
     doubted = doubts(state, state.machines[machine], now)
-    return f", although {sentence(doubted[0].alert)}" if doubted else ""
+    if doubted:
+        return f", although {sentence(doubted[0].alert)}"
+    before = _acquitted_of(state, machine)
+    return f", although it was evicted before: {before}" if before else ""
+
+
+def _acquitted_of(state: State, machine: MachineId) -> str:
+    """What was said against a machine that came back from its eviction; empty if nothing was."""
+    record = came_back(state, machine)
+    return record.why if record is not None and record.accused else ""
 
 
 def _stopped(state: State) -> bool:

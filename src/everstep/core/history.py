@@ -71,8 +71,10 @@ class VersionBook(msgspec.Struct, kw_only=True):
     """It was imported."""
     trials: int = 0
     """Orders to try it so far."""
+    trial: str = ""
+    """Id of the newest of them."""
     trial_at: Seconds = 0.0
-    """When the newest of them was given."""
+    """When it was given."""
     tried_on: dict[MachineId, int] = {}
     """Where to."""
     untold: list[str] = []

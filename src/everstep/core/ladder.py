@@ -215,8 +215,10 @@ class _Stand(Value, frozen=True, kw_only=True):
 
 def stands_at(state: State, incident: Incident, failure: str, now: Seconds) -> _Stand | None:
     """The last rung that was taken for this class of failure; None: it is a first one."""
-    if incident.rungs and incident.rungs[-1].rung in CHANGES:
-        return _Stand(taken=incident.rungs[-1], proven=None)
+    last = incident.rungs[-1] if incident.rungs else None
+    in_vain = last is not None and last.rung is Rung.HOT_UPDATE and last.version == state.version
+    if last is not None and last.rung in CHANGES and not in_vain:
+        return _Stand(taken=last, proven=None)
     mine = [taken for taken in incident.rungs if taken.failure == failure]
     if mine:
         return _Stand(taken=mine[-1], proven=None)

@@ -52,6 +52,7 @@ from everstep.core.state import (
     Phase,
     State,
 )
+from everstep.core.trials import new_term as trials_new_term
 from everstep.core.trials import version_held, version_not_held, version_tried
 from everstep.core.versions import (
     job_came,
@@ -139,6 +140,7 @@ def _controller_started(state: State, event: ControllerStarted, now: Seconds) ->
     state.term = event.term
     forget_probes(state)
     new_term(state, now)
+    trials_new_term(state, now)
     for machine in state.machines.values():
         machine.ordered_at = now
         if machine.connected:

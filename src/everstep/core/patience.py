@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from everstep.actions import StartRanks
+from everstep.actions import StartRanks, StopRanks
 from everstep.core import quarantine, resize, spreading, trials, updates
 from everstep.core.evicting import due_later
 from everstep.core.probing import given_up, probe_at
@@ -17,6 +17,8 @@ from everstep.model import Seconds
 
 AT_ONCE: Seconds = float("-inf")
 NEVER: Seconds = float("inf")
+OLD_RANKS = "old ranks"
+"""What people are told about: nobody who ran them has proven them gone."""
 PUBLISH_WAIT_S: Seconds = 5.0
 """How long a restart waits for a step that is just being published: it is a rename on the shared
 file system, and waiting for it saves all steps since the one before."""
@@ -63,6 +65,18 @@ def old_ranks_may_run(state: State) -> bool:
     return state.last_started > state.dead_through
 
 
+def unproven_at(state: State) -> Seconds | None:
+    """When a human is told that only old ranks keep the next ones from being started: by then their
+    machines could prove them gone twice, the second time after their eviction, and then leave.
+    """
+    held = state.phase is Phase.STOPPING and state.full and not state.awaiting
+    if not held or not old_ranks_may_run(state) or OLD_RANKS in state.paged:
+        return None
+    policy = state.job.policy
+    proof_s = policy.gone_within_s + policy.agent_return_s
+    return state.phase_since + 2 * proof_s + policy.agent_return_s
+
+
 def unheard_at(state: State) -> Seconds | None:
     """When a human is told that nobody is heard of."""
     if not may_train_unheard(state) or "nobody heard" in state.paged:
@@ -90,14 +104,22 @@ def _silent_until(state: State, machine: Machine) -> tuple[Seconds, str]:
 
 
 def _owes_until(state: State, machine: Machine) -> tuple[Seconds, str]:
-    policy = state.job.policy
+    policy, order = state.job.policy, state.outstanding.get(state.awaiting[machine.machine])
     if state.phase is Phase.STARTING:
-        order = state.outstanding.get(state.awaiting[machine.machine])
         fetches = isinstance(order, StartRanks) and bool(order.fetch)
         wait_s = policy.start_within_s + (policy.fetch_within_s if fetches else 0.0)
         return machine.ordered_at + wait_s, f"it did not start its ranks within {wait_s:g} s"
     wait_s = policy.gone_within_s + policy.agent_return_s
+    wait_s += order.saved_within_s if isinstance(order, StopRanks) else 0.0
     return machine.ordered_at + wait_s, f"it did not stop its ranks within {wait_s:g} s"
+
+
+def _owed_from(state: State) -> Seconds:
+    """No answer is overdue before: not each of ten thousand is looked at when one of them comes."""
+    policy = state.job.policy
+    starting = state.phase is Phase.STARTING
+    wait_s = policy.start_within_s if starting else policy.gone_within_s + policy.agent_return_s
+    return state.phase_since + wait_s
 
 
 def heard_until(state: State, machine: Machine) -> Seconds:
@@ -111,10 +133,11 @@ def heard_until(state: State, machine: Machine) -> Seconds:
 
 def lost_machines(state: State, now: Seconds) -> list[tuple[Machine, str]]:
     """Machines that count as lost by now, with the reason."""
-    suspects = [state.machines[name] for name in (*state.silent, *state.awaiting)]
-    suspects += [m for m in state.members() if m.left_behind]
+    owing = state.awaiting if now >= _owed_from(state) else ()
+    suspects = [state.machines[name] for name in (*state.silent, *owing)]
     if state.phase is Phase.STOPPING:
-        suspects += [m for m in state.members() if spreading.lost_without_code(state, m)]
+        suspects += [m for m in state.members() if m.survived or m.not_freed]
+    suspects += spreading.perhaps_without_code(state)
     found: dict[str, tuple[Machine, str]] = {}
     unheard = may_train_unheard(state)
     for machine in suspects:
@@ -167,15 +190,20 @@ def early_exit_at(state: State) -> Seconds | None:
 
 
 def proven_at(state: State) -> Seconds | None:
-    """When the recovery of a script without steps is proven by time alone."""
+    """When the recovery of a script without steps is proven by time alone.
+
+    Not while a machine of the job is silent: its ranks may have ended, and nobody can say so.
+    """
     if state.incident is None or state.running_since is None or state.failures:
+        return None
+    if any(state.machines[name].node_rank is not None for name in state.silent):
         return None
     if state.finished_by_all >= 0:
         return None
     return state.running_since + state.job.policy.proven_after_s
 
 
-def deadlines(state: State) -> Iterator[Seconds]:
+def deadlines(state: State, now: Seconds) -> Iterator[Seconds]:
     """All moments at which a rule may have something to decide; past ones were decided."""
     if state.spec is None or state.phase is Phase.ENDED:
         return
@@ -184,7 +212,10 @@ def deadlines(state: State) -> Iterator[Seconds]:
         yield from (heard_until(state, machine) for machine in state.machines.values())
         return
     unheard = may_train_unheard(state)
-    for name in (*state.silent, *state.awaiting):
+    owed_from = _owed_from(state)
+    if state.awaiting:
+        yield owed_from
+    for name in (*state.silent, *(state.awaiting if now >= owed_from else ())):
         verdict = lost_at(state, state.machines[name], unheard=unheard)
         if verdict is not None:
             yield verdict[0]
@@ -202,5 +233,5 @@ def deadlines(state: State) -> Iterator[Seconds]:
     yield from quarantine.deadlines(state)
     yield from resize.deadlines(state)
     moments = (gathered_at(state), early_exit_at(state), proven_at(state), unheard_at(state))
-    for moment in moments:
+    for moment in (*moments, unproven_at(state)):
         yield NEVER if moment is None else moment

@@ -217,10 +217,10 @@ def acquitted(state: State) -> set[MachineId]:
     return {each.machine for each in known}
 
 
-def came_back(state: State, name: MachineId) -> bool:
-    """Whether it was evicted before."""
+def came_back(state: State, name: MachineId) -> Eviction | None:
+    """Its eviction, if it was evicted before and is in the job again."""
     record = of_machine(state, name)
-    return record is not None and record.returned
+    return record if record is not None and record.returned else None
 
 
 def taken_away(state: State, name: MachineId) -> bool:
@@ -241,13 +241,28 @@ def taken_away(state: State, name: MachineId) -> bool:
 
 def treat_evicted(d: Deciding) -> list[ControllerAction]:
     """The next step with each of them that is heard of."""
+    due = [each for each in _heard(d.state) if not _waits(d, *each)]
+    if not due:
+        return []
     leaving = {a.machine for a in d.state.outstanding.values() if isinstance(a, ReleaseMachine)}
     return [
         action
-        for machine, record in _heard(d.state)
+        for machine, record in due
         if machine.machine not in leaving
         for action in _next(d, machine, record)
     ]
+
+
+def _waits(d: Deciding, machine: Machine, record: Eviction) -> bool:
+    """Whether it has nothing to do but to answer, or to wait for its next test. Asked at every
+    event, of maybe a thousand machines.
+    """
+    settled = record.failed or record.passed >= PASSES or record.untold >= UNTOLD_MAX
+    asked = record.asked in d.state.outstanding
+    to_prove = not asked and not _proven_gone(d.state, machine)
+    if settled or to_prove or d.now >= _moment(d.state, record):
+        return False
+    return not _not_to_be_tested(machine, record)
 
 
 def _heard(state: State) -> list[tuple[Machine, Eviction]]:
@@ -274,7 +289,9 @@ def _next(d: Deciding, machine: Machine, record: Eviction) -> list[ControllerAct
         why = f"it was evicted ({machine.evicted}), and a test failed: {record.failed}"
         return [] if needed else [*_verdict(d, machine, record, why), _release(d, machine, why)]
     if record.passed >= PASSES:
-        why = f"{PASSES} tests found nothing wrong with it, although {machine.evicted}"
+        why = f"{PASSES} tests found nothing wrong with it"
+        why += f" (the last: {record.told})" if record.told else ""
+        why += f", although {machine.evicted}"
         return [] if held else [*_verdict(d, machine, record, why), _return(d, machine, why)]
     if not _proven_gone(state, machine):
         return _prove(d, machine, record)
@@ -290,19 +307,32 @@ def _is_needed(state: State, machine: Machine) -> bool:
 
 def _never_tested(state: State, machine: Machine, record: Eviction, now: Seconds) -> str:
     """Why it goes without being looked into; empty if it is."""
-    why = f"it was evicted: {machine.evicted or record.why}"
-    if machine.left_behind:
-        return why if machine.left_behind in why else f"{why}; {machine.left_behind}"
-    if machine.versions is None or machine.lost:
-        return why
-    if record.back_as and record.back_as != machine.machine:
-        return f"{why}; its host is back as {record.back_as}"
+    against = _not_to_be_tested(machine, record)
+    if against:
+        return against
+    why = _was_evicted(machine, record)
     policy = state.job.policy
     times = _times(state, machine, now)
     if times < policy.evictions_max:
         return ""
     days = policy.evictions_window_s / 86400
     return f"{why}; {times} evictions in {days:g} days are enough: it is out for good"
+
+
+def _was_evicted(machine: Machine, record: Eviction) -> str:
+    return f"it was evicted: {machine.evicted or record.why}"
+
+
+def _not_to_be_tested(machine: Machine, record: Eviction) -> str:
+    """Why it goes as it is, however seldom it was evicted; empty if nothing of it says so."""
+    why = _was_evicted(machine, record)
+    if machine.left_behind:
+        return why if machine.left_behind in why else f"{why}; {machine.left_behind}"
+    if machine.versions is None or machine.lost:
+        return why
+    if record.back_as and record.back_as != machine.machine:
+        return f"{why}; its host is back as {record.back_as}"
+    return ""
 
 
 def _times(state: State, machine: Machine, now: Seconds) -> int:

@@ -170,15 +170,14 @@ def tell_of_silence(d: Deciding) -> list[ControllerAction]:
 def tell_of_proof(d: Deciding) -> list[ControllerAction]:
     """Everybody is ready, but of the machines that ran the old ranks none has proven them gone."""
     state = d.state
-    held = state.phase is Phase.STOPPING and state.full and not state.awaiting
-    about = "old ranks"
-    if not held or not patience.old_ranks_may_run(state) or about in state.paged:
+    moment = patience.unproven_at(state)
+    if moment is None or d.now < moment:
         return []
     why = (
         f"no machine that ran generation {state.last_started} has proven its ranks gone, so nothing"
         " is started in their place until one has, or its owner says that it is gone"
     )
-    return [PageHuman(id=d.id(), cause=d.event, why=why, about=about)]
+    return [PageHuman(id=d.id(), cause=d.event, why=why, about=patience.OLD_RANKS)]
 
 
 def tell_of_layout(d: Deciding) -> list[ControllerAction]:
@@ -368,7 +367,7 @@ def take_rung(d: Deciding) -> list[ControllerAction]:
     switch = SwitchCode(
         id=d.id(),
         cause=taken.id,
-        why=target.why,
+        why=chosen.why,
         version=target.version,
         previous=state.version,
         rolled_back=True,

@@ -15,10 +15,11 @@ from everstep.actions import (
     FinishJob,
     HoldVersion,
     Outcome,
+    SwitchCode,
 )
 from everstep.core.alerts import usable
 from everstep.core.deciding import Deciding
-from everstep.core.history import VersionBook
+from everstep.core.history import Condition, VersionBook
 from everstep.core.state import Machine, Phase, State
 from everstep.core.versions import last_good, named, pending
 from everstep.events import VersionHeld, VersionNotHeld
@@ -31,6 +32,9 @@ HOLDS_MAX = 3
 HOLD_RETRY_S: Seconds = 10.0
 """After a machine could not get a version: what failed (a cut link, a full disk) rarely heals at
 once."""
+SCANS_MAX = 100_000
+"""Machines that are looked at for a version within one second, in so many events: what ten thousand
+answers of a second bring is decided at its end."""
 HOLD_AGAIN_S: Seconds = 600.0
 """The same for one that could not get it so often: nobody waits for it."""
 
@@ -78,6 +82,17 @@ def lacks_code(state: State) -> bool:
     return any(not can_run(state, machine, state.version) for machine in state.members())
 
 
+def perhaps_without_code(state: State) -> list[Machine]:
+    """All whom lost_without_code() may be about: mostly nobody. It is asked at every event."""
+    book = state.versions.get(state.version)
+    if book is None or state.phase is not Phase.STOPPING:
+        return []
+    failed = [state.machines[name] for name in book.not_held]
+    if state.version == state.job.code.version:
+        return failed
+    return [*failed, *(machine for machine in state.members() if machine.versions is None)]
+
+
 def lost_without_code(state: State, machine: Machine) -> str:
     """Why a member goes that cannot run what the next generation runs; empty if it stays.
 
@@ -105,7 +120,9 @@ def _without(state: State) -> list[Machine]:
 def give_up_without_code(d: Deciding) -> list[ControllerAction]:
     """Most machines cannot get the code: other machines could not either."""
     state = d.state
-    if state.phase is not Phase.STOPPING or not state.versions or not lacks_code(state):
+    if state.phase is not Phase.STOPPING or state.awaiting or not state.versions:
+        return []
+    if not lacks_code(state):
         return []
     without = _without(state)
     may_come = any(
@@ -119,9 +136,33 @@ def give_up_without_code(d: Deciding) -> list[ControllerAction]:
         f"{len(without)} of {state.job.nnodes} machines could not get the code that is to run:"
         f" {first.machine} for one: {failed_to_get(state, first, state.version)}"
     )
+    before = _ran_before(state)
+    if before is None:
+        return [
+            FinishJob(
+                id=d.id(), cause=d.event, why=why, outcome=Outcome.FAILED, exit_code=1, detail=""
+            )
+        ]
     return [
-        FinishJob(id=d.id(), cause=d.event, why=why, outcome=Outcome.FAILED, exit_code=1, detail="")
+        SwitchCode(
+            id=d.id(),
+            cause=d.event,
+            why=f"{why}; back to {named(state, before.code.version)}, which they all have",
+            version=before.code.version,
+            previous=state.version,
+            rolled_back=True,
+        )
     ]
+
+
+def _ran_before(state: State) -> VersionBook | None:
+    """What ran until the code that is to run took its place, if all members can run that."""
+    since = state.versions[state.version].runs[-1].since
+    for book in state.versions.values():
+        ran = book.condition is Condition.RAN and book.runs and book.runs[-1].until == since
+        if ran and all(can_run(state, each, book.code.version) for each in state.members()):
+            return book
+    return None
 
 
 # --- answers -------------------------------------------------------------------------------------
@@ -210,11 +251,18 @@ def spares(state: State, version: VersionId) -> list[Machine]:
 
 
 def _holders(state: State, version: VersionId) -> list[Machine]:
+    """Silent ones included: that they have it shows that it can be had."""
     return [
         m
         for m in state.machines.values()
-        if m.connected and usable(m) and m.versions is not None and version in m.versions
+        if usable(m) and m.versions is not None and version in m.versions
     ]
+
+
+def crowded_until(state: State) -> Seconds:
+    """Until when nobody is asked who has what, since so much is being said; long ago: go on."""
+    many = state.flood.events * len(state.machines) > SCANS_MAX
+    return state.flood.second + 1.0 if many else 0.0
 
 
 # --- spreading -----------------------------------------------------------------------------------
@@ -223,6 +271,8 @@ def _holders(state: State, version: VersionId) -> list[Machine]:
 def hold_versions(d: Deciding) -> list[ControllerAction]:
     """Bring what is wanted to those who lack it: what runs first."""
     state = d.state
+    if d.now < crowded_until(state):
+        return []
     wanted = _wanted(state)
     needed = wanted.keys()
     lacking = [
@@ -283,7 +333,7 @@ def _spread(
     serves: Counter[MachineId | None] = Counter(
         order.sources[0].machine if order.sources else None
         for (_, wanted), order in under_way.items()
-        if wanted == version
+        if wanted == version and state.machines[order.machine].connected
     )
     peers = _peers(state, version, serves)
     for machine in due:
@@ -356,6 +406,10 @@ def hold_version(state: State, action: HoldVersion, now: Seconds) -> None:
 
 def deadlines(state: State) -> Iterator[Seconds]:
     """When somebody is asked again, or waited for no more."""
+    crowded = crowded_until(state) if state.versions else 0.0
+    yield crowded
+    if crowded:
+        return
     wanted = [state.versions[version] for version in _wanted(state)]
     under_way = _under_way(state) if any(book.asked for book in wanted) else {}
     for book in wanted:

@@ -144,7 +144,8 @@ def steps_in(state: State, time_s: Seconds) -> int:
 
 def backs_up(state: State) -> bool:
     """Whether shards are also kept in the memory of a second machine."""
-    return state.job.backs_up and all(machine.shard_port for machine in state.members())
+    members = (state.machines[name] for name in state.positions.values())
+    return state.job.backs_up and all(machine.shard_port for machine in members)
 
 
 def publish_step(d: Deciding) -> list[ControllerAction]:

@@ -14,9 +14,9 @@ from everstep.core.deciding import Deciding
 from everstep.core.history import Condition, VersionBook
 from everstep.core.spreading import HOLDS_MAX, can_run, everybody_has, failed_to_get, spares
 from everstep.core.state import Machine, State
-from everstep.core.versions import asked_for, built_on_bad, named, pending, span, within
+from everstep.core.versions import asked_for, built_on_bad, named, pending, running, span, within
 from everstep.events import VersionHeld, VersionNotHeld, VersionTried
-from everstep.model import NO_VERSION, Seconds
+from everstep.model import NO_VERSION, Seconds, VersionId
 
 TRIALS_MAX = 3
 """Trials of which nothing can be told, before the version is taken as it is."""
@@ -100,27 +100,47 @@ def objection(state: State, book: VersionBook) -> str:
         )
     missed = _made_without(state, book)
     if missed is not None:
+        when = "was put in place" if missed.condition is Condition.RUNNING else "was sent"
         return (
-            f"it was made without {named(state, missed.code.version)}, which was sent a moment"
+            f"it was made without {named(state, missed.code.version)}, which {when} a moment"
             " before and would be undone; send the change again, and it is based on that one"
         )
-    for machine in state.members():
+    for machine in (state.machines[name] for name in state.positions.values()):
         if machine.versions is None:
             return (
                 f"the agent of {machine.machine} is of an everstep that cannot change code: start"
                 " that machine's agent anew with this one"
             )
-    return _cannot_everywhere(state, book)
+    return cannot_everywhere(state, book)
 
 
 def _made_without(state: State, book: VersionBook) -> VersionBook | None:
-    """One that was sent before it, still waits, and is not in it: both were made at once."""
+    """One that was sent before it and waits, or has just been put in place, and is not in it: both
+    were made at once.
+    """
     known = within(state, book)
-    before = (each for each in pending(state) if each.number < book.number)
-    return next((each for each in before if each not in known), None)
+    before = (each for each in pending(state) if each.event < book.event)
+    missed = next((each for each in before if each not in known), None)
+    if missed is not None:
+        return missed
+    based_on = {version for each in (book, *known) for version in _made_of(each)}
+    runs = running(state)
+    return None if state.version in based_on or NO_VERSION in based_on else runs
 
 
-def _cannot_everywhere(state: State, book: VersionBook) -> str:
+def _made_of(book: VersionBook) -> tuple[VersionId, ...]:
+    return (book.code.base, *book.code.includes)
+
+
+def new_term(state: State, now: Seconds) -> None:
+    """Whoever tries one may have had nobody to answer to."""
+    for book in pending(state):
+        if _trial_of(state, book) is not None:
+            book.trial_at = now
+
+
+def cannot_everywhere(state: State, book: VersionBook) -> str:
+    """Why some members will never run it, whoever takes their place; empty if all may."""
     version = book.code.version
     names = [name for name, failed in book.not_held.items() if failed >= HOLDS_MAX]
     members = [m for m in map(state.machines.get, names) if m is not None]
@@ -136,6 +156,8 @@ def _cannot_everywhere(state: State, book: VersionBook) -> str:
 
 def try_pending(d: Deciding) -> list[ControllerAction]:
     """Have it imported; refuse what does not import, or cannot be put in place anyhow."""
+    if d.now < spreading.crowded_until(d.state):
+        return []
     waiting = pending(d.state)
     refused: list[ControllerAction] = [
         _refusal(d, book, why) for book in waiting if (why := objection(d.state, book))
@@ -204,10 +226,8 @@ def _tries(state: State, book: VersionBook) -> Machine | None:
 
 
 def _trial_of(state: State, book: VersionBook) -> TryVersion | None:
-    for order in state.outstanding.values():
-        if isinstance(order, TryVersion) and order.version == book.code.version:
-            return order
-    return None
+    order = state.outstanding.get(book.trial)
+    return order if isinstance(order, TryVersion) else None
 
 
 def _trial_until(state: State, book: VersionBook) -> Seconds:
@@ -225,7 +245,7 @@ def try_version(state: State, action: TryVersion, now: Seconds) -> None:
         book.untold.append(f"{former.machine}: it did not answer within {within_s}")
     state.outstanding[action.id] = action
     book.trials += 1
-    book.trial_at = now
+    book.trial, book.trial_at = action.id, now
     book.tried_on[action.machine] = book.tried_on.get(action.machine, 0) + 1
 
 

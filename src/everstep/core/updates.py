@@ -18,9 +18,9 @@ from collections.abc import Iterator
 from everstep.actions import ControllerAction, PageHuman, Rung, SwitchCode
 from everstep.core.deciding import Deciding, Planned
 from everstep.core.history import Condition, VersionBook
-from everstep.core.spreading import can_run, everybody_has, standbys_have
+from everstep.core.spreading import can_run, crowded_until, everybody_has, standbys_have
 from everstep.core.state import Phase, State
-from everstep.core.trials import is_ready, is_tried
+from everstep.core.trials import cannot_everywhere, is_ready, is_tried
 from everstep.core.versions import (
     LOSSES,
     ROLLBACK,
@@ -88,8 +88,7 @@ def _came_before(state: State, runs: VersionBook, failure: str, now: Seconds) ->
     Under code that was rolled back for it, it says nothing: the next may have the same in it.
     """
     since = now - state.job.policy.recent_code_s
-    before = [earlier for earlier in reversed(state.incidents) if earlier is not state.incident]
-    for taken in (taken for earlier in before for taken in earlier.rungs):
+    for taken in (taken for each in reversed(state.incidents) for taken in each.rungs):
         book = state.versions.get(taken.version)
         if book is None or book is runs or book.condition is Condition.ROLLED_BACK:
             continue
@@ -104,7 +103,10 @@ def _requested(state: State) -> tuple[VersionBook | None, str]:
     request = state.rollback
     if request is None or request.version is None:
         target = last_good(state)
-        return target, "" if target is not None else "no earlier version of the code ran well"
+        if target is None:
+            return None, "no earlier version of the code ran well"
+        against = cannot_everywhere(state, target)
+        return (None, against) if against else (target, "")
     book = state.versions.get(request.version)
     if book is None:
         return None, f"{request.version[:8]!r} is no code version of this job"
@@ -112,7 +114,8 @@ def _requested(state: State) -> tuple[VersionBook | None, str]:
         return None, f"{named(state, request.version)} is what runs"
     if not book.runs:
         return None, f"{named(state, request.version)} never ran: it is {book.condition}"
-    return book, ""
+    against = cannot_everywhere(state, book)
+    return (None, against) if against else (book, "")
 
 
 def _roll_back(d: Deciding, target: VersionBook) -> SwitchCode:
@@ -135,6 +138,8 @@ def _roll_back(d: Deciding, target: VersionBook) -> SwitchCode:
 def restart_for(d: Deciding) -> Planned | None:
     """Ranks that run are stopped for other code now; None: they are not."""
     state = d.state
+    if d.now < crowded_until(state):
+        return None
     if state.rollback is not None:
         target, _ = _requested(state)
         if target is not None and everybody_has(state, target.code.version, d.now):

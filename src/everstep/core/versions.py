@@ -176,7 +176,8 @@ def update_requested(state: State, event: UpdateRequested, now: Seconds) -> None
     )
     if known is not None:
         _take_over(book, known)
-        del state.versions[version]
+        if known.condition not in WAITING:
+            del state.versions[version]
     state.versions[version] = book
 
 
@@ -185,12 +186,14 @@ def _take_over(book: VersionBook, known: VersionBook) -> None:
     book.number, book.runs, book.repeats = known.number, known.runs, known.repeats
     if known.condition not in WAITING:
         return
+    book.event = known.event  # it keeps its place: what came since is built on it
     book.urgent = book.urgent or known.urgent
     book.due_at = min(book.due_at, known.due_at)
     book.overlap = max(book.overlap, known.overlap)
     book.untried = book.untried or known.untried
     book.tried, book.problem, book.detail = known.tried, known.problem, known.detail
-    book.trials, book.trial_at, book.tried_on = known.trials, known.trial_at, known.tried_on
+    book.trials, book.trial, book.trial_at = known.trials, known.trial, known.trial_at
+    book.tried_on = known.tried_on
     book.untold, book.elsewhere = known.untold, known.elsewhere
     book.asked, book.not_held, book.reasons = known.asked, known.not_held, known.reasons
 

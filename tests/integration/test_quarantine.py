@@ -37,8 +37,7 @@ def test_a_machine_that_passes_its_tests_comes_back_and_trains(tmp_path: Path) -
             assert lost is not None
             send_signal(lost, signal.SIGKILL)
         running.wait(lambda s: s.generation > 2 and _advances(s), "training with m1 again")
-        assert running.machine("m1").node_rank == 1, "as before"
-        assert running.machine("m3").node_rank == 0
+        assert {running.machine(name).node_rank for name in ("m1", "m3")} == {0, 1}
         assert running.service("m1", "keeper") == keeper
 
 

@@ -129,9 +129,13 @@ class Job:
     def positions(self) -> dict[str, int | None]:
         return {each.machine: each.node_rank for each in self.status().machines}
 
-    def rungs(self) -> list[str]:
-        """All that were taken, in order."""
-        return [rung.rung for each in self.incidents() for rung in each.rungs]
+    def rungs(self, first: int = 0) -> list[str]:
+        """All that were taken, in order, from this incident on."""
+        return [rung.rung for each in self.incidents()[first:] for rung in each.rungs]
+
+    def running(self) -> str:
+        """Name of the version that runs."""
+        return next(view.name for view in self.versions() if view.condition == "running")
 
     def conditions(self) -> list[str]:
         return [version.condition for version in self.versions()]
@@ -168,55 +172,60 @@ def started(
         assert not left_of(job.paths)
 
 
-def test_a_type_error_shipped_by_a_lazy_update_is_rolled_back_by_itself(tmp_path: Path) -> None:
-    with started(tmp_path) as job:
-        job.trains_on(RAN_WELL_STEPS)
-        sent = job.everstep("update", job.variant(TYPE_ERROR), "j", "--lazy", "--note", "fused")
-        assert sent.code == 0, sent.err
-        assert job.conditions() == ["running", "ready"], "nothing was stopped for it"
-        before = job.finished()
-        assert job.everstep("inject", "kill-rank", "j").code == 0
-        wait_until(lambda: "rolled back" in job.conditions(), "the rollback")
-        job.trains_on(20)
-        assert job.conditions() == ["running", "rolled back"]
-        (incident,) = job.incidents()
-        assert job.rungs() == ["reattempt", "rollback"]
-        assert (incident.restored or 0) >= before - 10, "no more than the step under way was lost"
-        story = job.everstep("why", incident.incident, "j")
-        assert "TypeError" in story.out
-        assert "v1" in story.out
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
+    """One job for several tests, in any order: each counts from what it finds."""
+    with started(tmp_path_factory.mktemp("pair")) as job:
+        yield job
 
 
-def test_a_kernel_that_crashes_now_and_then_loses_against_the_version_before(
-    tmp_path: Path,
-) -> None:
-    with started(tmp_path) as job:
-        job.trains_on(RAN_WELL_STEPS)
-        sent = job.everstep("update", job.variant(CRASHES), "j")
-        assert sent.code == 0, sent.err
-        wait_until(lambda: "rolled back" in job.conditions(), "the rollback")
-        job.trains_on(150)
-        assert job.rungs() == ["hot update", "reattempt", "rollback"]
-        assert job.conditions() == ["running", "rolled back"]
-        assert len(job.incidents()) == 3, "the update and the first restart had been proven"
+def test_a_type_error_shipped_by_a_lazy_update_is_rolled_back_by_itself(pair: Job) -> None:
+    pair.trains_on(RAN_WELL_STEPS)
+    runs, incidents = pair.running(), len(pair.incidents())
+    sent = pair.everstep("update", pair.variant(TYPE_ERROR), "j", "--lazy", "--note", "fused")
+    assert sent.code == 0, sent.err
+    assert pair.conditions()[-1] == "ready", "nothing was stopped for it"
+    before = pair.finished()
+    assert pair.everstep("inject", "kill-rank", "j").code == 0
+    wait_until(lambda: pair.conditions()[-1] == "rolled back", "the rollback")
+    pair.trains_on(20)
+    assert pair.running() == runs
+    (incident,) = pair.incidents()[incidents:]
+    assert [rung.rung for rung in incident.rungs] == ["reattempt", "rollback"]
+    assert (incident.restored or 0) >= before - 10, "no more than the step under way was lost"
+    story = pair.everstep("why", incident.incident, "j")
+    assert "TypeError" in story.out
+    assert runs in story.out
 
 
-def test_an_update_keeps_machines_agents_and_launchers_and_loses_no_step(tmp_path: Path) -> None:
-    with started(tmp_path) as job:
-        job.trains_on(30)
-        services = job.services()
-        before = job.finished()
-        new = GOOD.replace("2.5", "1.5")
-        sent = job.everstep("update", job.variant(new), "j", "--note", "smaller loss")
-        assert sent.code == 0, sent.err
-        job.trains_on(20)
-        assert services == job.services()
-        (incident,) = job.incidents()
-        assert incident.planned
-        assert (incident.restored or 0) >= before
-        assert job.status().loss == 1.5
-        newest = job.versions()[-1]
-        assert (newest.note, newest.changed) == ("smaller loss", ("kernels.py",))
+def test_a_kernel_that_crashes_now_and_then_loses_against_the_version_before(pair: Job) -> None:
+    pair.trains_on(RAN_WELL_STEPS)
+    runs, incidents = pair.running(), len(pair.incidents())
+    sent = pair.everstep("update", pair.variant(CRASHES), "j")
+    assert sent.code == 0, sent.err
+    wait_until(lambda: pair.conditions()[-1] == "rolled back", "the rollback")
+    pair.trains_on(150)
+    assert pair.rungs(incidents) == ["hot update", "reattempt", "rollback"]
+    assert pair.running() == runs
+    assert len(pair.incidents()) == incidents + 3, "the update and the first restart were proven"
+
+
+def test_an_update_keeps_machines_agents_and_launchers_and_loses_no_step(pair: Job) -> None:
+    pair.trains_on(30)
+    services, before = pair.services(), pair.finished()
+    incidents = len(pair.incidents())
+    loss = 1.5 + incidents
+    new = GOOD.replace("2.5", str(loss))
+    sent = pair.everstep("update", pair.variant(new), "j", "--note", "another loss")
+    assert sent.code == 0, sent.err
+    pair.trains_on(20)
+    assert services == pair.services()
+    (incident,) = pair.incidents()[incidents:]
+    assert incident.planned
+    assert (incident.restored or 0) >= before
+    assert pair.status().loss == loss
+    newest = pair.versions()[-1]
+    assert (newest.note, newest.changed) == ("another loss", ("kernels.py",))
 
 
 def _does_not_import(job: Job) -> None:

@@ -35,6 +35,8 @@ OUTPUT_BYTES = 4096
 GONE_WITHIN_S: Seconds = 3.0
 """For killed processes to be gone: one in a driver's hands is not waited for."""
 LOOK_EVERY_S: Seconds = 0.005
+LOOKS = 2
+"""That find nothing, one after the other, until everything is gone."""
 
 
 class _Below(NamedTuple):
@@ -203,10 +205,16 @@ class _Watch:
 
 
 def _end_all() -> None:
-    """Everything below this process, also what left its session: it is the parent of orphans."""
+    """Everything below this process, also what left its session: it is the parent of orphans.
+
+    Twice nothing is nothing: a process that was looked at before its parent, and whose parent then
+    ended before it was looked at, is nobody's child in that one look.
+    """
     deadline = time.monotonic() + GONE_WITHIN_S
-    me = os.getpid()
-    while left := [pid for pid, entry in snapshot().items() if entry.parent == me]:
+    me, looks = os.getpid(), 0
+    while looks < LOOKS:
+        left = [pid for pid, entry in snapshot().items() if entry.parent == me]
+        looks = 0 if left else looks + 1
         for pid in left:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)

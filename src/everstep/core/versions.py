@@ -40,7 +40,8 @@ def rollback_asked_for(state: State, now: Seconds) -> str:
 
 
 def _asked(by: str, since_s: Seconds, note: str) -> str:
-    return f"{by or 'somebody'} asked for it {span(since_s)} ago" + (f" ({note})" if note else "")
+    when = "just now" if since_s < 1.0 else f"{span(since_s)} ago"
+    return f"{by or 'somebody'} asked for it {when}" + (f" ({note})" if note else "")
 
 
 def span(seconds: Seconds) -> str:

@@ -31,6 +31,8 @@ from everstep.processes import (
 
 LOOK_AGAIN_S: Seconds = 0.5
 """Longest wait for the killed ones before looking for new children of theirs."""
+LOOKS = 2
+"""That find nothing, one after the other, until all is gone."""
 SERVICES = ("agent", "launcher")
 
 
@@ -67,13 +69,22 @@ class Ending:
         self._leaders.add(leader)
 
     async def prove_gone(self, generation: Generation, deadlines: Deadlines) -> list[Process]:
-        """Kill all that is older than `generation`; returns what is left, empty if all is gone."""
+        """Kill all that is older than `generation`; returns what is left, empty if all is gone.
+
+        Twice nothing is nothing: one look at all processes takes time, and one that was looked at
+        before its parent, which then ended by itself, would be nobody's child.
+        """
         clock = asyncio.get_running_loop().time
         deadline = clock() + deadlines.within_s
         if deadlines.grace_s > 0:
             await self._ask_to_end(generation, deadlines.grace_s)
         await self._launching.settle()
-        while doomed := self._doomed(generation):
+        looks = 0
+        while looks < LOOKS:
+            doomed = self._doomed(generation)
+            looks = 0 if doomed else looks + 1
+            if not doomed:
+                continue
             if clock() >= deadline:
                 return doomed
             self.ended.update(doomed)

@@ -248,7 +248,7 @@ class Rung(StrEnum):
 
 
 class EvictMachine(Imperative, frozen=True, kw_only=True):
-    """The machine leaves the job and is refused from now on; whoever owns it may take it away."""
+    """The machine leaves its position, and is refused until it has passed its tests twice."""
 
     machine: MachineId
     accused: bool = False

@@ -84,7 +84,7 @@ def kinds(decided: list[ControllerAction]) -> list[str]:
 
 
 def test_without_an_update_there_is_nothing_to_roll_back_to() -> None:
-    target = rollback_target(Story().state, 5.0)
+    target = rollback_target(Story().state, 5.0, "signal 11")
     assert (target.version, target.why) == (None, "there is no earlier version of the code")
 
 
@@ -94,7 +94,7 @@ def test_a_version_that_did_few_steps_is_passed_over() -> None:
     story.put_in_place(10, V2, 150)
     story.tell("> 20 progress 200")
     story.put_in_place(30, V3, 200)
-    target = rollback_target(story.state, 40.0)
+    target = rollback_target(story.state, 40.0, "signal 11")
     assert target.version == V1
     assert "back to v1 (aaaaaaaa), which did 151 steps until 30 s ago" in target.why
 
@@ -107,7 +107,7 @@ def test_the_first_version_may_have_done_few_steps_but_not_none(
     if step is not None:
         story.tell(f"> 4 progress {step}")
     story.put_in_place(10, V2, -1 if step is None else step)
-    assert rollback_target(story.state, 20.0).version == target
+    assert rollback_target(story.state, 20.0, "signal 11").version == target
 
 
 def test_what_ran_for_half_an_hour_ran_well_however_slow_its_steps_are() -> None:
@@ -119,7 +119,7 @@ def test_what_ran_for_half_an_hour_ran_well_however_slow_its_steps_are() -> None
     story.tell("> 1811 progress 159")
     assert story.state.versions[V2].runs[-1].well
     story.put_in_place(1900, V3, 160)
-    assert rollback_target(story.state, 1950.0).version == V2
+    assert rollback_target(story.state, 1950.0, "signal 11").version == V2
 
 
 def test_a_script_that_reports_no_steps_runs_well_by_time_alone() -> None:
@@ -157,8 +157,8 @@ def test_code_that_ran_for_a_day_is_not_what_broke() -> None:
     story.tell("> 4 progress 150")
     story.put_in_place(10, V2, 150)
     day = story.state.job.policy.recent_code_s
-    assert rollback_target(story.state, 10.0 + day).version == V1
-    target = rollback_target(story.state, 11.0 + day)
+    assert rollback_target(story.state, 10.0 + day, "signal 11").version == V1
+    target = rollback_target(story.state, 11.0 + day, "signal 11")
     assert (target.version, target.why) == (
         None,
         "v2 (bbbbbbbb) has run for 24 h, so it is not what broke",

@@ -214,7 +214,7 @@ def test_an_update_keeps_machines_agents_and_launchers_and_loses_no_step(pair: J
     pair.trains_on(30)
     services, before = pair.services(), pair.finished()
     incidents = len(pair.incidents())
-    loss = 1.5 + incidents
+    loss = 10.0 + incidents
     new = GOOD.replace("2.5", str(loss))
     sent = pair.everstep("update", pair.variant(new), "j", "--note", "another loss")
     assert sent.code == 0, sent.err
@@ -226,6 +226,20 @@ def test_an_update_keeps_machines_agents_and_launchers_and_loses_no_step(pair: J
     assert pair.status().loss == loss
     newest = pair.versions()[-1]
     assert (newest.note, newest.changed) == ("another loss", ("kernels.py",))
+
+
+def test_steps_that_are_done_again_are_compared_bit_for_bit(pair: Job) -> None:
+    """The check of a change that must not change anything: --overlap."""
+    pair.trains_on(30)
+    loss = pair.status().loss
+    same = GOOD.replace("2.5", str(loss)) + f"\n# the same numbers after {pair.finished()} steps\n"
+    sent = pair.everstep("update", pair.variant(same), "j", "--overlap", "20")
+    assert sent.code == 0, sent.err
+    wait_until(lambda: pair.versions()[-1].repeats, "the comparison")
+    assert "bit for bit" in pair.versions()[-1].repeats
+    incident = pair.incidents()[-1]
+    assert incident.planned
+    assert (incident.restored or 0) <= incident.furthest - 20
 
 
 def _does_not_import(job: Job) -> None:

@@ -73,7 +73,6 @@ def test_a_core_that_goes_back_to_nothing_is_found(monkeypatch: pytest.MonkeyPat
         return Target(version=None, why="nothing is good enough")
 
     monkeypatch.setattr("everstep.core.ladder.rollback_target", nothing)
-    monkeypatch.setattr("everstep.core.guards.rollback_target", nothing)
     assert "the job failed: the same error twice" in first_failure(Flaw.RAISES)
 
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from everstep.code.ignore import left_out
 from everstep.code.manifest import Manifest, parents
-from everstep.code.snapshot import difference
+from everstep.code.snapshot import lies_there
 from everstep.model import Seconds
 
 _CODE = tuple(set(importlib.machinery.all_suffixes()) - {".pyc"})
@@ -85,7 +85,7 @@ class InPlace:
         self._directories = _looks(directories, deadline)
         self._code_names = {path: _code_names(path) for path in directories}
         left_s = deadline - time.monotonic()
-        if left_s <= 0 or difference(manifest, self._roots, left_s) is not None:
+        if left_s <= 0 or not lies_there(manifest, self._roots, left_s):
             return False
         self._files = looks
         return True

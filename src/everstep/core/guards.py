@@ -12,22 +12,10 @@ from msgspec.structs import replace
 from everstep.core.accusers import Group, groups_of
 from everstep.core.alerts import accusations
 from everstep.core.evidence import is_users, judged
-from everstep.core.state import Failure, State
-from everstep.core.updates import rollback_target
+from everstep.core.failures import failure_class, is_echo
+from everstep.core.ladder import may_roll_back
+from everstep.core.state import State
 from everstep.model import Seconds, Value
-
-ECHO_KINDS = frozenset({"DistBackendError", "DistNetworkError", "DistStoreError", "DistError"})
-"""torch.distributed's exceptions: what a rank raises because another one is gone."""
-ECHO_TEXTS = (
-    "Connection closed by peer",
-    "Connection reset by peer",
-    "Connection refused",
-    "Broken pipe",
-    "gloo",
-    "NCCL",
-)
-"""Texts of the plain RuntimeErrors that gloo and NCCL raise for the same reason."""
-
 
 EXCUSES_MAX = 2
 """Restarts in one incident for a machine that is accused and yet stays where it is: each costs a
@@ -63,8 +51,8 @@ def give_up(state: State, now: Seconds) -> GiveUp | None:
 def _programs_own(state: State, now: Seconds) -> GiveUp | None:
     """Not while a machine that may have done it goes, or has not been tried again often enough."""
     verdict = _user_error(state) or _same_error_again(state)
-    if verdict is None or rollback_target(state, now).version is not None:
-        return None  # the ladder goes back to code that ran well
+    if verdict is None or may_roll_back(state, failure_class(state, judged(state)), now):
+        return None
     accused = _accused_members(state, now)
     if not accused:
         return verdict
@@ -86,14 +74,6 @@ def _accused_members(state: State, now: Seconds) -> list[Group]:
 def _recoveries(state: State) -> int:
     """Of the open incident, so far."""
     return state.incident.recoveries if state.incident is not None else 0
-
-
-def is_echo(failure: Failure) -> bool:
-    """Whether the rank only reports that another rank is gone."""
-    error = failure.error
-    if error is None:
-        return False
-    return error.kind in ECHO_KINDS or any(text in error.message for text in ECHO_TEXTS)
 
 
 def _user_error(state: State) -> GiveUp | None:

@@ -27,10 +27,10 @@ from enum import StrEnum
 
 from everstep.actions import Rung
 from everstep.core.evidence import Judged, is_users, judged
-from everstep.core.guards import is_echo
-from everstep.core.state import Failure, FailureKind, Incident, RungTaken, State
+from everstep.core.failures import failure_class, first_own
+from everstep.core.state import FailureKind, Incident, RungTaken, State
 from everstep.core.updates import rollback_target
-from everstep.model import Seconds, Value
+from everstep.model import Seconds, Value, VersionId
 
 
 class Ground(StrEnum):
@@ -164,6 +164,8 @@ class Climb(Value, frozen=True, kw_only=True):
     failure: str
     """Class of the failure."""
     why: str
+    version: VersionId | None = None
+    """What a rollback goes back to."""
 
 
 def climb(state: State, incident: Incident, now: Seconds) -> Climb:
@@ -185,23 +187,38 @@ def climb(state: State, incident: Incident, now: Seconds) -> Climb:
     rungs = [r for r in row.take if former is None or former.proven is None or _low(r)]
     skipped: list[str] = []
     for rung in rungs:
-        against = why_not(state, rung, failure, now)
-        if not against:
-            why = "; ".join([because, *skipped, _does(state, rung, now)])
-            return Climb(rung=rung, failure=failure, why=why)
-        skipped.append(against)
+        choice = _choice(state, rung, failure, now)
+        if not choice.against:
+            why = "; ".join([because, *skipped, choice.does])
+            return Climb(rung=rung, failure=failure, why=why, version=choice.version)
+        skipped.append(choice.against)
     why = "; ".join([because, *skipped, "so it is tried again"])
     return Climb(rung=Rung.REATTEMPT, failure=failure, why=why)
 
 
-def why_not(state: State, rung: Rung, failure: str, now: Seconds) -> str:
-    """Why this rung cannot be taken now for this class of failure; empty if it can."""
+def may_roll_back(state: State, failure: str, now: Seconds) -> bool:
+    """Whether a rollback is left for this class of failure."""
+    return not _choice(state, Rung.ROLLBACK, failure, now).against
+
+
+class _Choice(Value, frozen=True, kw_only=True):
+    """What would come of taking a rung."""
+
+    against: str = ""
+    """Why it cannot be taken now; empty if it can."""
+    does: str = ""
+    version: VersionId | None = None
+
+
+def _choice(state: State, rung: Rung, failure: str, now: Seconds) -> _Choice:
     if rung is not Rung.ROLLBACK:
-        return NOT_YET.get(rung, "")
+        return _Choice(against=NOT_YET.get(rung, ""), does=_DOES.get(rung, str(rung)))
     if failure == FailureKind.NOT_STARTED:
-        return "ranks that cannot be started have run no code"
+        return _Choice(against="ranks that cannot be started have run no code")
     target = rollback_target(state, now, failure)
-    return "" if target.version is not None else target.why
+    if target.version is None:
+        return _Choice(against=target.why)
+    return _Choice(does=target.why, version=target.version)
 
 
 # --- where a class of failure stands -------------------------------------------------------------
@@ -240,32 +257,6 @@ def _before(state: State, failure: str, now: Seconds) -> _Stand | None:
 # --- what a failure is ---------------------------------------------------------------------------
 
 
-def failure_class(state: State, found: Judged | None) -> str:
-    """What makes two failures the same: the rule of the evidence, else how ranks ended."""
-    if found is not None and found.rule:
-        return found.rule.replace("_", " ")
-    first = first_own(state)
-    if first is None:
-        return "machine accused"
-    if first.kind is not FailureKind.EXITED:
-        return str(first.kind)
-    if first.error is not None:
-        return first.error.kind
-    return str(first.exit) if first.exit is not None else "rank gone"
-
-
-def first_own(state: State) -> Failure | None:
-    """The first failure that is no echo of another one, of this recovery."""
-    incident = state.incident
-    if incident is None:
-        return None
-    since = incident.rungs[-1].at if incident.rungs else float("-inf")
-    known = {failure.event: failure for failure in (*incident.failures, *state.failures)}
-    mine = [failure for failure in known.values() if failure.at >= since]
-    own = [failure for failure in mine if not is_echo(failure)]
-    return next(iter([*own, *mine]), None)
-
-
 def ground_of(state: State, found: Judged | None) -> Ground:
     """What is known of the cause, now that everybody has stopped and told."""
     if any(each.member and each.at >= state.phase_since for each in state.evictions):
@@ -292,13 +283,7 @@ _GROUNDS = {
 }
 
 
-def _does(state: State, rung: Rung, now: Seconds) -> str:
-    if rung is Rung.ROLLBACK:
-        return rollback_target(state, now).why
-    return _WORDS.get(rung, str(rung))
-
-
-_WORDS: dict[Rung, str] = {
+_DOES: dict[Rung, str] = {
     Rung.EVICT: "others take their positions",
     Rung.REATTEMPT: "it is tried again",
 }

@@ -53,6 +53,7 @@ from everstep.core.evicting import (
     tell_of_alerts,
 )
 from everstep.core.evidence import judged
+from everstep.core.failures import failure_class
 from everstep.core.faults import target_of
 from everstep.core.guards import give_up
 from everstep.core.keeping import back_up_step
@@ -267,7 +268,7 @@ def _human(d: Deciding, why: str) -> list[ControllerAction]:
     incident = d.state.incident
     if incident is None:
         return []
-    failure = ladder.failure_class(d.state, judged(d.state))
+    failure = failure_class(d.state, judged(d.state))
     return [
         TakeRung(
             id=d.id(),
@@ -348,7 +349,7 @@ def take_rung(d: Deciding) -> list[ControllerAction]:
     if incident.rungs and incident.rungs[-1].generation == state.generation:
         return []
     if state.planned is not None:
-        why = f"{incident.symptom}" if incident.planned else "other code, or other machines, came"
+        why = incident.symptom if incident.planned else "other code, or other machines, came"
         chosen = ladder.Climb(rung=state.planned, failure=str(state.planned), why=why)
     else:
         chosen = ladder.climb(state, incident, d.now)
@@ -360,15 +361,13 @@ def take_rung(d: Deciding) -> list[ControllerAction]:
         rung=chosen.rung,
         failure=chosen.failure,
     )
-    if chosen.rung is not Rung.ROLLBACK or state.planned is not None:
+    if chosen.version is None:
         return [taken]
-    target = updates.rollback_target(state, d.now)
-    assert target.version is not None, "the ladder found it"
     switch = SwitchCode(
         id=d.id(),
         cause=taken.id,
         why=chosen.why,
-        version=target.version,
+        version=chosen.version,
         previous=state.version,
         rolled_back=True,
     )

@@ -48,11 +48,11 @@ class Target(Value, frozen=True, kw_only=True):
 # --- rollback ------------------------------------------------------------------------------------
 
 
-def rollback_target(state: State, now: Seconds, failure: str = "") -> Target:
-    """What the ladder may roll back to. Not too often in one incident.
+def rollback_target(state: State, now: Seconds, failure: str) -> Target:
+    """What the ladder may roll back to for this class of failure. Not too often in one incident.
 
-    Not if code is not what broke: what runs has run for long, or this class of failure (if one is
-    named) came before it ran.
+    Not if code is not what broke: what runs has run for long, or this class of failure came before
+    it ran.
     """
     runs = running(state)
     if runs is None or len(state.versions) == 1:

@@ -85,8 +85,6 @@ RETRY_S: Seconds = 0.5
 LAST_WORD_WITHIN_S: Seconds = 3.0
 SHARD_PORT = 7000
 FORKING_S: Seconds = 0.1
-ASKED_S: Seconds = 0.1
-"""To test the machine."""
 SETTLED_S: Seconds = 0.1
 """More than it takes to hear of the end of a killed process."""
 

@@ -15,12 +15,9 @@ from everstep.actions import StopRanks
 from everstep.events import (
     EvidenceFound,
     MachineProgress,
-    MachineReady,
-    MachineTested,
     RankExited,
     RanksStarted,
     Report,
-    VersionHeld,
 )
 from everstep.model import (
     ExitStatus,
@@ -31,8 +28,8 @@ from everstep.model import (
     Seconds,
     Step,
     Term,
-    VersionId,
 )
+from everstep.sightings import MachineActivity, StacksSent
 from everstep.wire import Bare, Data, Hello, Link, Welcome
 
 HELLO = Hello(
@@ -152,24 +149,28 @@ def test_protocols_one_apart_work_together(apart: int, accepted: bool) -> None:
 
 def test_an_older_controller_gets_nothing_that_it_would_take_for_garbage() -> None:
     """And no number is missing, or it would wait for it for ever."""
-    machine, version = MachineId("m1"), VersionId("2" * 64)
+    machine = MachineId("m1")
     reports: list[Report] = [
-        MachineReady(machine=machine),
-        RanksStarted(machine=machine, action="1.0", generation=Generation(1)),
-        VersionHeld(machine=machine, action="1.1", version=version),
-        MachineTested(machine=machine, action="1.2", passed=True, why="all is well"),
+        StacksSent(machine=machine, action="1.0", look=1, stacks=()),
+        RanksStarted(machine=machine, action="1.1", generation=Generation(1)),
     ]
     frames = [wire.Data(seq=n, ack=0, body=wire.encode_report(r)) for n, r in enumerate(reports)]
-    assert [wire.understood(frame, wire.PROTOCOL) for frame in frames] == frames
-    old = [wire.understood(frame, wire.PROTOCOL - 1) for frame in frames]
+    assert [wire.understood(frame, 4) for frame in frames] == frames
+    old = [wire.understood(frame, 3) for frame in frames]
     assert old[1] == frames[1]
-    for place in (0, 2, 3):
-        frame = old[place]
-        assert isinstance(frame, wire.Data)
-        assert (frame.seq, frame.ack) == (place, 0)
-        nothing = wire.decode_report(frame.body)
-        assert isinstance(nothing, EvidenceFound)
-        assert (nothing.machine, nothing.generation, nothing.findings) == (machine, 0, ())
+    assert isinstance(old[0], wire.Data)
+    assert (old[0].seq, old[0].ack) == (0, 0)
+    nothing = wire.decode_report(old[0].body)
+    assert isinstance(nothing, EvidenceFound)
+    assert (nothing.machine, nothing.generation, nothing.findings) == (machine, 0, ())
+
+
+def test_what_may_be_lost_is_left_out_for_an_older_controller() -> None:
+    """With its acknowledgement, which is for any version."""
+    activity = MachineActivity(machine=MachineId("m1"), generation=Generation(1), quiet_s=70.0)
+    frame = wire.Bare(ack=7, body=wire.encode_report(activity))
+    assert wire.understood(frame, 4) == frame
+    assert wire.understood(frame, 3) == wire.Bare(ack=7, body=None)
 
 
 def test_an_agent_does_not_listen_to_an_older_term() -> None:

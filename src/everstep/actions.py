@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from everstep.looks import Fingerprint, LookResult
 from everstep.model import (
     NO_STEP,
     NO_VERSION,
@@ -132,6 +133,31 @@ class TestMachine(Imperative, frozen=True, kw_only=True):
     within_s: Seconds
 
 
+class CollectStacks(Imperative, frozen=True, kw_only=True):
+    """Take the stacks of all ranks here and of their children, and say what they show.
+
+    Answered by MachineStacks. It pauses nothing that runs.
+    """
+
+    machine: MachineId
+    generation: Generation
+    look: int
+    """Number of the look, counted from 1 in each job."""
+    within_s: Seconds
+    neighbours: tuple[AgentAt, ...] = ()
+    """Other machines of the job: whether they can be reached from here is said, too."""
+    native: bool = True
+    """Also frames below Python, of ranks that show no wait. That pauses those for a moment."""
+
+
+class SendStacks(Imperative, frozen=True, kw_only=True):
+    """Send the text of these stacks, which an answer to CollectStacks named. Answer: StacksSent."""
+
+    machine: MachineId
+    look: int
+    stacks: tuple[Fingerprint, ...]
+
+
 class PersistStep(Imperative, frozen=True, kw_only=True):
     """Keep this step's slot until it is on disk. Answered by StepPersisted or PersistFailed."""
 
@@ -208,6 +234,8 @@ Order = (
     | HoldVersion
     | TryVersion
     | TestMachine
+    | CollectStacks
+    | SendStacks
     | InjectFault
     | ReleaseMachine
 )
@@ -331,6 +359,19 @@ class TakeRung(Imperative, frozen=True, kw_only=True):
     """Class of the failure: the same one again climbs."""
 
 
+class JudgeStacks(Imperative, frozen=True, kw_only=True):
+    """What a look showed, in one word and one sentence."""
+
+    look: int
+    result: LookResult
+    machines: tuple[MachineId, ...] = ()
+    """Whom it names."""
+    ranks: tuple[Rank, ...] = ()
+    """Of which ranks that is known."""
+    group: str = ""
+    """The parallel group that they are: "pp 24-31". Empty: each by itself."""
+
+
 class SwitchCode(Imperative, frozen=True, kw_only=True):
     """From the next generation on, this code version runs."""
 
@@ -381,6 +422,7 @@ Decision = (
     | ReturnMachine
     | GiveVerdict
     | TakeRung
+    | JudgeStacks
     | SwitchCode
     | RefuseUpdate
     | WakeStandby

@@ -19,6 +19,7 @@ from everstep.model import (
     CodeVersion,
     Copy,
     ExitStatus,
+    Fact,
     Fault,
     Generation,
     JobSpec,
@@ -27,20 +28,27 @@ from everstep.model import (
     Published,
     Rank,
     RankError,
+    RankPhase,
     RankStatus,
     Replicated,
     Seconds,
     SeenGroups,
     Step,
     Term,
-    Value,
     VersionId,
 )
-
-
-class Fact(Value, frozen=True, kw_only=True, tag=True):
-    """Base of all events; the class name is the tag on the wire and in the journal."""
-
+from everstep.sightings import (
+    ActivitySeen,
+    Computes,
+    LossesCompared,
+    MachineActivity,
+    MachineNumbers,
+    MachineStacks,
+    StacksRequested,
+    StacksSent,
+    StacksTaken,
+    StragglerSeen,
+)
 
 # --- the job and its controller ------------------------------------------------------------------
 
@@ -332,32 +340,10 @@ class StepProgress(Fact, frozen=True, kw_only=True):
     age_s: Seconds = 0.0
     """How long ago `finished_by_all` was reached."""
     loss: float | None = None
-
-
-class BadNumber(Value, frozen=True, kw_only=True):
-    """A rank, and the first step at which its loss was not finite or not the same as before."""
-
-    rank: Rank
-    step: Step
-
-
-class LossesCompared(Fact, frozen=True, kw_only=True):
-    """The ranks of a machine did steps again, and their losses were compared bit for bit.
-
-    Said once, after the last step that StartRanks names in `compare_through`.
-    """
-
-    machine: MachineId
-    generation: Generation
-    first: Step
-    last: Step
-    compared: int
-    """Losses of ranks that could be compared: of so many nothing was known before."""
-    differs: BadNumber | None = None
-    """The first that has other bits."""
-    before: float | None = None
-    after: float | None = None
-    """The two losses, if one differs."""
+    phase: RankPhase = RankPhase.TRAINING
+    """What ranks say that they do; the longest one if they do several things."""
+    phase_s: Seconds = 0.0
+    """For how long they have."""
 
 
 class GroupsSeen(Fact, frozen=True, kw_only=True):
@@ -496,6 +482,11 @@ ControllerEvent = (
     | StepPublished
     | MachinesRequested
     | FaultInjected
+    | StacksRequested
+    | StacksTaken
+    | StacksSent
+    | ActivitySeen
+    | StragglerSeen
 )
 
 
@@ -513,6 +504,10 @@ class MachineProgress(Fact, frozen=True, kw_only=True):
     age_s: Seconds = 0.0
     """How long ago the slowest rank finished `slowest`."""
     loss: float | None = None
+    phase: RankPhase = RankPhase.TRAINING
+    phase_s: Seconds = 0.0
+    computes: tuple[Computes, ...] = ()
+    """Of its ranks, how long they compute in a step; the slowest and the fastest, if many."""
 
 
 class MachineGroups(Fact, frozen=True, kw_only=True):
@@ -523,34 +518,6 @@ class MachineGroups(Fact, frozen=True, kw_only=True):
     machine: MachineId
     generation: Generation
     seen: SeenGroups
-
-
-class Numbers(Value, frozen=True, kw_only=True):
-    """What one rank reported about one step, by run.report or in a line of its log."""
-
-    step: Step
-    loss: float | None = None
-    grad_norm: float | None = None
-    speed: float | None = None
-    """What is done per second, in whatever unit; None if unknown or too short to be judged."""
-    loss_scale: float | None = None
-    skipped: int = 0
-    lr: float | None = None
-
-
-class MachineNumbers(Fact, frozen=True, kw_only=True):
-    """Numbers of one rank of a machine since it last told of them, and the first bad one of all."""
-
-    machine: MachineId
-    generation: Generation
-    rank: Rank | None = None
-    logged: bool = False
-    """Read in its log: the script is not attached."""
-    numbers: tuple[Numbers, ...] = ()
-    bad: BadNumber | None = None
-    """The first loss of all ranks that was not finite."""
-    differs: BadNumber | None = None
-    """The first loss of all ranks that came out otherwise than when its step was done before."""
 
 
 class OutputLines(Fact, frozen=True, kw_only=True):
@@ -589,11 +556,21 @@ Report = (
     | MachineProgress
     | MachineGroups
     | MachineNumbers
+    | MachineActivity
+    | MachineStacks
+    | StacksSent
     | OutputLines
 )
 """What an agent may say to a controller."""
 
-Folded = MachineProgress | MachineGroups | MachineNumbers
+Folded = MachineProgress | MachineGroups | MachineNumbers | MachineActivity | MachineStacks
 """What comes from every machine, and becomes an event of all of them (core/intake.py)."""
-UNJOURNALLED = (MachineProgress, MachineGroups, MachineNumbers, OutputLines)
+UNJOURNALLED = (
+    MachineProgress,
+    MachineGroups,
+    MachineNumbers,
+    MachineActivity,
+    MachineStacks,
+    OutputLines,
+)
 """Reports that may be lost: the next one says it again, or people miss a line."""

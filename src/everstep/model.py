@@ -50,8 +50,25 @@ class UserError(EverstepError):
     exit_code = 2
 
 
+class RankPhase(StrEnum):
+    """What a rank does, as far as it said so: some things take longer than a step."""
+
+    STARTING = "starting"
+    TRAINING = "training"
+    RESTORING = "restoring"
+    EVALUATING = "evaluating"
+    SAVING = "saving"
+    """A checkpoint of the script's own."""
+    COMPILING = "compiling"
+    ENDED = "ended"
+
+
 class Value(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=False):
     """Base of every immutable record. Unknown fields are ignored: a peer may be one version on."""
+
+
+class Fact(Value, frozen=True, kw_only=True, tag=True):
+    """Base of all events (events.py); the class name is the tag on the wire and in the journal."""
 
 
 class Every(Value, frozen=True, kw_only=True):
@@ -202,6 +219,33 @@ class PolicySpec(Value, frozen=True, kw_only=True):
     """A machine that was evicted so often within this time is out for good."""
     elastic_after_s: Seconds = 600.0
     """A job that may go on with fewer replicas waits so long for machines before it does."""
+    stall_min_s: Seconds = 10.0
+    stall_factor: float = 3.0
+    """No step for the longer of this time and so many times the recent 99th percentile of the time
+    per step is a stall: the stacks of all ranks are looked at, which costs training nothing."""
+    stall_max_s: Seconds = 600.0
+    """Most patience, also in phases that are known to be long (ByteRobust, 4.1: ten minutes without
+    traffic), and the patience where nothing is known yet: a first step, a first evaluation."""
+    quiet_s: Seconds = 60.0
+    """The same for scripts that report no steps: so long without output, and without processor time
+    or traffic, of any rank."""
+    look_within_s: Seconds = 30.0
+    """Time for one look at all stacks; a machine that has not answered by then is an outlier."""
+    look_again_s: Seconds = 2.0
+    """Between two looks at a stall: what is the same in both stands still."""
+    look_retry_s: Seconds = 10.0
+    looks_max: int = 5
+    """A stall of which looks tell nothing is looked at so often, this far apart."""
+    slow_every_s: Seconds = 10.0
+    slow_rounds: int = 5
+    slow_flags: int = 3
+    """Training that became slower is looked at so often, this far apart; the group that is flagged
+    in so many rounds at least, and most, goes (ByteRobust, 5.1)."""
+    group_share: float = 0.05
+    small_group_share: float = 0.25
+    small_job: int = 64
+    """Of one parallel group at most so many machines go at once: the larger of the standbys and
+    this share of the job, the second one below so many machines."""
 
 
 class CodeSpec(Value, frozen=True, kw_only=True):

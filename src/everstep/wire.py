@@ -24,16 +24,14 @@ from collections import deque
 
 import msgspec
 
-from everstep.actions import HoldVersion, Order, TestMachine, TryVersion
+from everstep.actions import (
+    CollectStacks,
+    Order,
+    SendStacks,
+)
 from everstep.events import (
     EvidenceFound,
-    LossesCompared,
-    MachineReady,
-    MachineTested,
     Report,
-    VersionHeld,
-    VersionNotHeld,
-    VersionTried,
 )
 from everstep.model import (
     NO_GENERATION,
@@ -46,20 +44,14 @@ from everstep.model import (
     Value,
     VersionId,
 )
+from everstep.sightings import MachineActivity, MachineStacks, StacksSent
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Raised by one when a frame, a report or an order changes so that a peer must know."""
-SINCE_3 = (
-    MachineReady,
-    MachineTested,
-    VersionHeld,
-    VersionNotHeld,
-    VersionTried,
-    LossesCompared,
-)
-"""Reports that protocol 2 would take for garbage."""
-ORDERS_SINCE_3 = (HoldVersion, TryVersion, TestMachine)
-"""Orders that an agent of protocol 2 would take for garbage, and hang up."""
+SINCE_4 = (MachineActivity, MachineStacks, StacksSent)
+"""Reports that protocol 3 would take for garbage."""
+ORDERS_SINCE_4 = (CollectStacks, SendStacks)
+"""Orders that an agent of protocol 3 would take for garbage, and hang up."""
 RESEND_AFTER_S: Seconds = 2.0
 """Connections are TCP, so what is lost was lost with a connection or a stuck peer: no hurry."""
 RESEND_MAX = 256
@@ -190,18 +182,20 @@ def understood(frame: AnyFrame, protocol: int) -> AnyFrame:
     What it does not know is dropped. Its number must not be: the place is taken by a finding of
     nothing, which means nothing to any version.
     """
-    if protocol >= 3 or not isinstance(frame, Data):
+    if protocol >= 4 or not isinstance(frame, Data | Bare) or frame.body is None:
         return frame
     report = decode_report(frame.body)
-    if not isinstance(report, SINCE_3):
+    if not isinstance(report, SINCE_4):
         return frame
+    if isinstance(frame, Bare):
+        return msgspec.structs.replace(frame, body=None)
     nothing = EvidenceFound(machine=report.machine, generation=NO_GENERATION, findings=())
     return msgspec.structs.replace(frame, body=encode_report(nothing))
 
 
 def may_be_ordered(order: Order, protocol: int) -> bool:
     """Whether an agent of this protocol understands the order."""
-    return protocol >= 3 or not isinstance(order, ORDERS_SINCE_3)
+    return protocol >= 4 or not isinstance(order, ORDERS_SINCE_4)
 
 
 def encode_directive(directive: Directive) -> bytes:

@@ -12,8 +12,9 @@ from msgspec.structs import replace
 
 from everstep.actions import StartRanks
 from everstep.agent.comparing import ATTACH_WITHIN_S, Comparing
-from everstep.events import BadNumber, LossesCompared, MachineJoined
+from everstep.events import MachineJoined
 from everstep.model import Generation, MachineId, NodeRank, Rank, Step
+from everstep.sightings import BadNumber, LossesCompared
 from everstep.trainer.heartbeat import Heartbeat
 from everstep.trainer.recall import Recall, losses
 from tests.agent.fake_controller import FakeController

@@ -24,10 +24,11 @@ from everstep.agent.port import PortTaken, StorePort
 from everstep.agent.progress import Progress
 from everstep.agent.rank_env import fork_request
 from everstep.agent.this_machine import ThisMachine
-from everstep.events import BadNumber, Numbers, OutputLines
+from everstep.events import OutputLines
 from everstep.files import FileUnreadable
 from everstep.model import ExitStatus, Generation, MachineId, NodeRank, Rank, Step, Term
 from everstep.processes import Process, identify
+from everstep.sightings import BadNumber, Numbers
 from everstep.trainer.context import VARIABLE, AttachContext
 from everstep.trainer.heartbeat import Heartbeat, SlotWriter
 from tests.agent.support import Job

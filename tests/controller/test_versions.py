@@ -10,22 +10,25 @@ from starlette.applications import Starlette
 from starlette.routing import WebSocketRoute
 from starlette.testclient import TestClient
 
-from everstep.actions import ReleaseMachine, TryVersion
+from everstep.actions import CollectStacks, ReleaseMachine
 from everstep.controller.agents import Agents
 from everstep.controller.incoming import Incoming
 from everstep.controller.output import OutputRing
-from everstep.events import Folded, VersionTried
-from everstep.model import MachineId, Term, VersionId
+from everstep.events import Folded
+from everstep.model import Generation, MachineId, Term
+from everstep.sightings import MachineStacks
 from everstep.wire import PROTOCOL, Data, Hello, Welcome, decode, decode_directive, encode
 from tests.controller.support import job_spec
 
-M0, V2 = MachineId("m0"), VersionId("2" * 64)
-TRY = TryVersion(id="1.0", cause="1", why="new", machine=M0, version=V2, within_s=3.0)
+M0 = MachineId("m0")
+LOOK = CollectStacks(
+    id="1.0", cause="1", why="no step", machine=M0, generation=Generation(1), look=1, within_s=3.0
+)
 RELEASE = ReleaseMachine(id="2.0", cause="1", why="over", machine=M0)
 
 
 @pytest.mark.parametrize(("protocol", "answered"), [(PROTOCOL, False), (PROTOCOL - 1, True)])
-def test_a_trial_is_answered_for_an_agent_that_does_not_know_it(
+def test_a_look_is_answered_for_an_agent_that_does_not_know_it(
     protocol: int, *, answered: bool
 ) -> None:
     told: list[Incoming | Folded] = []
@@ -37,7 +40,7 @@ def test_a_trial_is_answered_for_an_agent_that_does_not_know_it(
         journalled={},
     )
 
-    async def give(*orders: TryVersion | ReleaseMachine) -> None:
+    async def give(*orders: CollectStacks | ReleaseMachine) -> None:
         for order in orders:
             agents.order(order)
 
@@ -47,18 +50,19 @@ def test_a_trial_is_answered_for_an_agent_that_does_not_know_it(
         socket.send_bytes(encode(hello))
         assert isinstance(decode(socket.receive_bytes()), Welcome)
         assert client.portal is not None
-        client.portal.call(give, TRY, RELEASE)
+        client.portal.call(give, LOOK, RELEASE)
         frame = decode(socket.receive_bytes())
         assert isinstance(frame, Data)
         first = decode_directive(frame.body).order
-    unknown = VersionTried(
+    unknown = MachineStacks(
         machine=M0,
         action="1.0",
-        version=V2,
-        untold="its agent is of an older version, which cannot do it",
+        generation=Generation(1),
+        look=1,
+        remark="its agent is of an older version, which cannot do it",
     )
-    assert first == (RELEASE if answered else TRY)
-    assert told[:-1] == ([Incoming(unknown)] if answered else [])
+    assert first == (RELEASE if answered else LOOK)
+    assert told[:-1] == ([unknown] if answered else [])
 
 
 def test_without_a_connection_nothing_is_answered() -> None:
@@ -73,7 +77,7 @@ def test_without_a_connection_nothing_is_answered() -> None:
     )
 
     async def give() -> None:
-        agents.order(TRY)
+        agents.order(LOOK)
 
     asyncio.run(give())
     assert told == []

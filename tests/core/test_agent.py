@@ -50,13 +50,10 @@ from everstep.events import (
     AlertCleared,
     AlertRaised,
     BackupFailed,
-    BadNumber,
     MachineGroups,
-    MachineNumbers,
     MachineProbed,
     MachineProgress,
     MachineTested,
-    Numbers,
     RankExited,
     RanksStarted,
     RanksStopped,
@@ -82,6 +79,7 @@ from everstep.model import (
     Term,
     VersionId,
 )
+from everstep.sightings import BadNumber, MachineNumbers, Numbers
 
 M0 = MachineId("m0")
 T = TypeVar("T")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from everstep.core.intake import Intake
 from everstep.events import MachineGroups, MachineProgress
 from everstep.model import Generation, GroupShape, MachineId, SeenGroups, Step
 
 
-def progress(machine: str, slowest: int, generation: int = 1, **more: float) -> MachineProgress:
+def progress(machine: str, slowest: int, generation: int = 1, **more: Any) -> MachineProgress:
     return MachineProgress(
         machine=MachineId(machine),
         generation=Generation(generation),

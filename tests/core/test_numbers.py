@@ -9,8 +9,9 @@ import pytest
 
 from everstep.core.intake import Intake
 from everstep.diagnosis.abnormal import Kind
-from everstep.events import BadNumber, MachineNumbers, MetricAbnormal, Numbers
+from everstep.events import MetricAbnormal
 from everstep.model import Generation, MachineId, Rank, Step
+from everstep.sightings import BadNumber, MachineNumbers, Numbers
 
 
 def said(

@@ -12,9 +12,7 @@ from everstep.actions import ControllerAction, HoldVersion, TryVersion
 from everstep.core.history import Condition
 from everstep.core.state import State
 from everstep.events import (
-    BadNumber,
     ControllerEvent,
-    LossesCompared,
     MachineReady,
     RollbackRequested,
     UpdateRequested,
@@ -23,6 +21,7 @@ from everstep.events import (
     VersionTried,
 )
 from everstep.model import CodeVersion, Generation, MachineId, Rank, Seconds, Step, VersionId
+from everstep.sightings import BadNumber, LossesCompared
 
 V1 = VersionId("1" * 8)
 VERSIONS = [V1, *(VersionId(digit * 8) for digit in "2345")]

@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from everstep.actions import HoldVersion, TryVersion
 from everstep.events import (
-    BadNumber,
     ControllerEvent,
-    LossesCompared,
     MachineReady,
     RollbackRequested,
     UpdateRequested,
@@ -18,6 +16,7 @@ from everstep.events import (
     VersionTried,
 )
 from everstep.model import NO_VERSION, CodeVersion, MachineId, Rank, Step, VersionId
+from everstep.sightings import BadNumber, LossesCompared
 
 if TYPE_CHECKING:
     from tests.transcripts.transcript import Transcript

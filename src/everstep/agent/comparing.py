@@ -13,8 +13,8 @@ from pathlib import Path
 import msgspec
 
 from everstep.actions import StartRanks
-from everstep.events import BadNumber, LossesCompared
 from everstep.model import NO_STEP, Generation, MachineId, Rank, Seconds, Step, Value
+from everstep.sightings import BadNumber, LossesCompared
 from everstep.trainer.heartbeat import Heartbeat
 from everstep.trainer.recall import STEPS_KEPT, Loss, losses
 

@@ -12,8 +12,9 @@ from everstep.agent.progress import SPEED_FROM_S
 from everstep.core.agent_io import NumbersRead
 from everstep.diagnosis.progress import PREFILTER, Reader
 from everstep.diagnosis.sample import Sample
-from everstep.events import Numbers, OutputLines
+from everstep.events import OutputLines
 from everstep.model import NO_GENERATION, Generation, Rank, Step
+from everstep.sightings import Numbers
 
 KEPT = 50
 """Samples that wait to be told: the newest ones."""

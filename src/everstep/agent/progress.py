@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from everstep.core.agent_io import NumbersRead, SlotsRead
-from everstep.events import BadNumber, Numbers
 from everstep.model import NO_STEP, Generation, Rank, Seconds, Step
+from everstep.sightings import BadNumber, Numbers
 from everstep.trainer.heartbeat import Heartbeat, SlotReader
 
 FIRST_PROGRESS_EVERY_S: Seconds = 0.025

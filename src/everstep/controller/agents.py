@@ -18,20 +18,18 @@ import msgspec
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from everstep import __version__
-from everstep.actions import HoldVersion, Order, TryVersion
+from everstep.actions import CollectStacks, Order, SendStacks
 from everstep.controller.incoming import Incoming
 from everstep.controller.output import OutputRing
 from everstep.events import (
     Folded,
     MachineSilent,
-    MachineTested,
     OutputLines,
     Report,
-    VersionNotHeld,
-    VersionTried,
 )
 from everstep.journal import Origin
 from everstep.model import JobSpec, MachineId, Term
+from everstep.sightings import MachineStacks, StacksSent
 from everstep.wire import (
     PROTOCOL,
     UNRELIABLE,
@@ -161,18 +159,20 @@ class Agents:
     def _answer_for(self, machine: MachineId, order: Order) -> None:
         """In the place of an agent that does not know the order: the core must not wait for it."""
         why = "its agent is of an older version, which cannot do it"
-        answer: VersionNotHeld | VersionTried | MachineTested
-        if isinstance(order, HoldVersion):
-            answer = VersionNotHeld(
-                machine=machine, action=order.id, version=order.version, reason=why
+        if isinstance(order, CollectStacks):
+            self._post(
+                MachineStacks(
+                    machine=machine,
+                    action=order.id,
+                    generation=order.generation,
+                    look=order.look,
+                    remark=why,
+                )
             )
-        elif isinstance(order, TryVersion):
-            answer = VersionTried(
-                machine=machine, action=order.id, version=order.version, untold=why
+        elif isinstance(order, SendStacks):
+            self._post(
+                Incoming(StacksSent(machine=machine, action=order.id, look=order.look, stacks=()))
             )
-        else:
-            answer = MachineTested(machine=machine, action=order.id, passed=None, why=why)
-        self._post(Incoming(answer))
 
     async def serve(self, websocket: WebSocket) -> None:
         """One connection, from its handshake to its end."""

@@ -21,12 +21,14 @@ from msgspec.structs import replace
 
 from everstep.actions import (
     BackUpStep,
+    CollectStacks,
     HoldVersion,
     InjectFault,
     Order,
     PersistStep,
     ProbeMachine,
     ReleaseMachine,
+    SendStacks,
     StartRanks,
     StopRanks,
     TestMachine,
@@ -46,6 +48,7 @@ from everstep.core.agent_io import (
     FindingsRead,
     ForkFailed,
     ForkRanks,
+    GiveStacks,
     GroupsRead,
     KillRanks,
     LeaveMachine,
@@ -58,19 +61,16 @@ from everstep.core.agent_io import (
     RanksRemain,
     SendReport,
     SlotsRead,
+    TakeStacks,
     Told,
     TryImports,
 )
 from everstep.events import (
     AlertCleared,
     AlertRaised,
-    BadNumber,
     EvidenceFound,
-    LossesCompared,
     MachineGroups,
-    MachineNumbers,
     MachineProgress,
-    Numbers,
     RankExited,
     RanksStarted,
     RanksStopped,
@@ -91,6 +91,7 @@ from everstep.model import (
     Step,
     Term,
 )
+from everstep.sightings import BadNumber, LossesCompared, MachineNumbers, Numbers
 
 ANSWERS_KEPT = 64
 """Answers remembered for orders seen again. A controller has one order of each kind in flight."""
@@ -110,7 +111,15 @@ Answer = RanksStopped | RanksSurvived | RanksStarted | StartFailed | Told
 
 
 _Plain = (
-    PersistStep | BackUpStep | ProbeMachine | HoldVersion | TryVersion | TestMachine | InjectFault
+    PersistStep
+    | BackUpStep
+    | ProbeMachine
+    | HoldVersion
+    | TryVersion
+    | TestMachine
+    | CollectStacks
+    | SendStacks
+    | InjectFault
 )
 _PLAIN: dict[type[Order], type[AgentAction]] = {
     PersistStep: PersistShards,
@@ -119,6 +128,8 @@ _PLAIN: dict[type[Order], type[AgentAction]] = {
     HoldVersion: FetchVersion,
     TryVersion: TryImports,
     TestMachine: DoTest,
+    CollectStacks: TakeStacks,
+    SendStacks: GiveStacks,
     InjectFault: DoFault,
 }
 """Orders that there is nothing to decide about here."""

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from everstep.actions import (
     BackUpStep,
+    CollectStacks,
     HoldVersion,
     Imperative,
     InjectFault,
     Order,
     PersistStep,
     ProbeMachine,
+    SendStacks,
     StartRanks,
     TestMachine,
     TryVersion,
@@ -23,13 +25,9 @@ from everstep.events import (
     AlertCleared,
     AlertRaised,
     BackupFailed,
-    BadNumber,
-    Fact,
     FaultInjected,
-    LossesCompared,
     MachineProbed,
     MachineTested,
-    Numbers,
     PersistFailed,
     RankExited,
     Report,
@@ -43,6 +41,7 @@ from everstep.events import (
 from everstep.model import (
     NO_STEP,
     Copy,
+    Fact,
     Generation,
     Rank,
     RankStatus,
@@ -51,6 +50,7 @@ from everstep.model import (
     Step,
     Term,
 )
+from everstep.sightings import BadNumber, LossesCompared, MachineStacks, Numbers, StacksSent
 
 # --- events --------------------------------------------------------------------------------------
 
@@ -169,6 +169,8 @@ Told = (
     | VersionHeld
     | VersionNotHeld
     | VersionTried
+    | MachineStacks
+    | StacksSent
     | FaultInjected
 )
 """What the shell says of an order is the answer to it, word for word."""
@@ -249,6 +251,18 @@ class DoTest(Imperative, frozen=True, kw_only=True):
     order: TestMachine
 
 
+class TakeStacks(Imperative, frozen=True, kw_only=True):
+    """Look at all processes of ranks here: MachineStacks."""
+
+    order: CollectStacks
+
+
+class GiveStacks(Imperative, frozen=True, kw_only=True):
+    """Give the text of stacks that were taken: StacksSent."""
+
+    order: SendStacks
+
+
 class DoFault(Imperative, frozen=True, kw_only=True):
     """Kill what the order names."""
 
@@ -274,6 +288,8 @@ AgentAction = (
     | FetchVersion
     | TryImports
     | DoTest
+    | TakeStacks
+    | GiveStacks
     | DoFault
     | LeaveMachine
     | SendReport

@@ -14,6 +14,7 @@ from everstep.actions import (
     BackUpStep,
     BeginGeneration,
     CloseIncident,
+    CollectStacks,
     ControllerAction,
     EndController,
     EvictMachine,
@@ -21,6 +22,7 @@ from everstep.actions import (
     GiveVerdict,
     HoldVersion,
     InjectFault,
+    JudgeStacks,
     OpenIncident,
     PageHuman,
     PersistStep,
@@ -31,6 +33,7 @@ from everstep.actions import (
     RequestMachines,
     ResizeJob,
     ReturnMachine,
+    SendStacks,
     StartRanks,
     StopRanks,
     SwitchCode,
@@ -43,6 +46,7 @@ from everstep.core.alerts import people_told, proven
 from everstep.core.ettr import Owner
 from everstep.core.evidence import judged
 from everstep.core.layouts import LAYOUT
+from everstep.core.looking import collect_stacks, judge_stacks, send_stacks
 from everstep.core.probing import forget_probe, forget_probes, probe_machine
 from everstep.core.quarantine import (
     evicted,
@@ -56,6 +60,7 @@ from everstep.core.resize import resize_job
 from everstep.core.restore import safe_on_local_disks
 from everstep.core.slowdown import ranks_start
 from everstep.core.spreading import hold_version
+from everstep.core.stalls import ranks_start as stalls_ranks_start
 from everstep.core.state import (
     Backup,
     Expelled,
@@ -207,6 +212,7 @@ def _start_ranks(state: State, action: StartRanks, now: Seconds) -> None:
     _settle_history(state)
     _settle_evidence(state)
     ranks_start(state)
+    stalls_ranks_start(state)
     code_starts(state, now)
     _enter(state, Phase.STARTING, now)
     state.progress_at = now
@@ -374,6 +380,9 @@ _COMMITTERS: dict[type[ControllerAction], Callable[[State, Any, Seconds], None]]
     OpenIncident: _open_incident,
     CloseIncident: _close_incident,
     TakeRung: _take_rung,
+    CollectStacks: collect_stacks,
+    SendStacks: send_stacks,
+    JudgeStacks: judge_stacks,
     SwitchCode: switch_code,
     RefuseUpdate: refuse_update,
     HoldVersion: hold_version,

@@ -9,8 +9,8 @@ from enum import StrEnum
 
 import msgspec
 
-from everstep.events import LossesCompared
 from everstep.model import CodeVersion, Generation, MachineId, Seconds, Step
+from everstep.sightings import LossesCompared
 
 
 class Condition(StrEnum):

@@ -17,12 +17,12 @@ from everstep.events import (
     Folded,
     GroupsSeen,
     MachineGroups,
-    MachineNumbers,
     MachineProgress,
     MetricAbnormal,
     StepProgress,
 )
 from everstep.model import NO_GENERATION, NO_STEP, Generation, MachineId, Seconds, Step
+from everstep.sightings import MachineActivity, MachineNumbers, MachineStacks
 
 EVERY_S: Seconds = 1.0
 """At most one StepProgress a second, except the first of a generation."""
@@ -54,6 +54,8 @@ class Intake:
         """Take what a machine said; the fact to give to the core, if one is due."""
         if isinstance(report, MachineGroups):
             return self.groups(report)
+        if isinstance(report, MachineStacks | MachineActivity):
+            return None
         if isinstance(report, MachineNumbers):
             self._abnormal.extend(self._judge.take(report))
             return self.next_fact(now)

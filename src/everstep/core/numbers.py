@@ -9,8 +9,9 @@ from __future__ import annotations
 from everstep.diagnosis.abnormal import NUMERIC, Kind, Signal
 from everstep.diagnosis.sample import Sample
 from everstep.diagnosis.signals import Judge
-from everstep.events import BadNumber, MachineNumbers, MetricAbnormal, Numbers
+from everstep.events import MetricAbnormal
 from everstep.model import NO_GENERATION, Generation, MachineId, Step
+from everstep.sightings import BadNumber, MachineNumbers, Numbers
 
 TOLD = NUMERIC | {Kind.SLOW, Kind.RAMP}
 """A rise that is no jump is for people who look at curves, and what is over needs nobody."""

@@ -20,6 +20,7 @@ from everstep.actions import (
     PublishStep,
     ReleaseMachine,
     RequestMachines,
+    SendStacks,
     StartRanks,
     StopRanks,
     TestMachine,
@@ -36,6 +37,7 @@ from everstep.core.copied import (
 from everstep.core.ettr import Owner
 from everstep.core.evidence import evidence_found
 from everstep.core.guards import UNUSABLE
+from everstep.core.looking import stacks_requested, stacks_sent, stacks_taken
 from everstep.core.numeric import bad_numbers, got_past
 from everstep.core.probing import forget_probe, forget_probes, machine_probed
 from everstep.core.quarantine import machine_came as evicted_machine_came
@@ -43,7 +45,9 @@ from everstep.core.quarantine import machine_tested, new_term
 from everstep.core.resize import machines_requested
 from everstep.core.restore import history_goes_on
 from everstep.core.slowdown import speed_fell, step_took
+from everstep.core.slowness import straggler_seen
 from everstep.core.spreading import joined
+from everstep.core.stalls import activity_seen, progress_seen
 from everstep.core.standby import standbys_at_first
 from everstep.core.state import (
     Failure,
@@ -72,7 +76,6 @@ from everstep.events import (
     FaultRequested,
     GroupsSeen,
     JobSubmitted,
-    LossesCompared,
     MachineJoined,
     MachineLost,
     MachineProbed,
@@ -101,6 +104,14 @@ from everstep.events import (
     VersionTried,
 )
 from everstep.model import NO_STEP, Copy, MachineId, Published, Rank, Seconds
+from everstep.sightings import (
+    ActivitySeen,
+    LossesCompared,
+    StacksRequested,
+    StacksSent,
+    StacksTaken,
+    StragglerSeen,
+)
 
 
 def observe(state: State, event: ControllerEvent, now: Seconds) -> None:
@@ -450,6 +461,7 @@ def _step_progress(state: State, event: StepProgress, now: Seconds) -> None:
         state.finished_by_one, state.advanced_at = event.finished_by_one, now
         forget_probes(state)
     step_took(state, event.step_s, now)
+    progress_seen(state, event, now)
     state.step_s = event.step_s or state.step_s
     state.loss = event.loss
     if event.finished_by_all <= state.finished_by_all:
@@ -517,6 +529,7 @@ _ORDER_OF: dict[type[ControllerEvent], type[ControllerAction]] = {
     VersionTried: TryVersion,
     MachineTested: TestMachine,
     MachinesRequested: RequestMachines,
+    StacksSent: SendStacks,
     FaultInjected: InjectFault,
     MachineReleased: ReleaseMachine,
 }
@@ -560,4 +573,9 @@ _OBSERVERS: dict[type[ControllerEvent], Observer] = {
     StepPublished: step_published,
     MachinesRequested: machines_requested,
     FaultInjected: _nothing,
+    StacksRequested: stacks_requested,
+    StacksTaken: stacks_taken,
+    StacksSent: stacks_sent,
+    ActivitySeen: activity_seen,
+    StragglerSeen: straggler_seen,
 }

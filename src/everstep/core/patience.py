@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from everstep.actions import StartRanks, StopRanks
-from everstep.core import quarantine, resize, spreading, trials, updates
+from everstep.core import looking, quarantine, resize, spreading, trials, updates
 from everstep.core.evicting import due_later
 from everstep.core.probing import given_up, probe_at
 from everstep.core.state import Machine, Phase, State
@@ -232,6 +232,7 @@ def deadlines(state: State, now: Seconds) -> Iterator[Seconds]:
     yield from updates.deadlines(state)
     yield from quarantine.deadlines(state)
     yield from resize.deadlines(state)
+    yield from looking.deadlines(state)
     moments = (gathered_at(state), early_exit_at(state), proven_at(state), unheard_at(state))
     for moment in (*moments, unproven_at(state)):
         yield NEVER if moment is None else moment

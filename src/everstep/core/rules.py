@@ -39,7 +39,7 @@ from everstep.actions import (
     TakeRung,
     WakeStandby,
 )
-from everstep.core import ladder, patience, resize, sources, spreading, trials, updates
+from everstep.core import ladder, looking, patience, resize, sources, spreading, trials, updates
 from everstep.core.deciding import Deciding, Planned
 from everstep.core.ending import end_of_job
 from everstep.core.evicting import (
@@ -232,7 +232,7 @@ def _symptom(d: Deciding) -> str:
     if lost:
         return f"machine {lost[0][0].machine} counts as lost: {lost[0][1]}"
     doomed = stop_for(d)
-    return story(doomed) if doomed is not None else ""
+    return story(doomed) if doomed is not None else looking.symptom(d)
 
 
 def refuse_to_loop(d: Deciding) -> list[ControllerAction]:
@@ -556,6 +556,7 @@ RULES: tuple[Rule, ...] = (
     evict_accused,
     evict_standbys,
     tell_of_accused,
+    looking.look,
     begin_generation,
     take_rung,
     updates.put_in_place,

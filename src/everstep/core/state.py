@@ -14,6 +14,7 @@ import msgspec
 from everstep.actions import ControllerAction, FinishJob, Rung
 from everstep.core.ettr import TimeAccount
 from everstep.core.history import Eviction, Sized, VersionBook
+from everstep.core.look_state import Look, Patience, Straggler, Watching
 from everstep.diagnosis.findings import Finding
 from everstep.events import FaultRequested, MetricAbnormal, RollbackRequested
 from everstep.health import Alert
@@ -491,6 +492,19 @@ class State(msgspec.Struct, kw_only=True):
     """The parallel groups that the ranks had when they last told of them."""
     told_of_layout: str = ""
     """What people were told last of sources of the layout that disagree."""
+
+    patience: Patience = msgspec.field(default_factory=Patience)
+    watching: Watching | None = None
+    """The stall or slow-down that is looked into now."""
+    judged: Look | None = None
+    """The look for which the current generation was given up, until the next one starts."""
+    looks: list[Look] = []
+    """The newest ones that are over, oldest first, for people."""
+    looked: int = 0
+    """Number of the newest look."""
+    stacks_wanted_by: str = ""
+    """A person wants to see the stacks; empty: nobody does."""
+    straggler: Straggler | None = None
 
     incidents: list[Incident] = []
     faults: list[FaultRequested] = []

@@ -10,8 +10,9 @@ from __future__ import annotations
 from everstep.actions import RefuseUpdate, SwitchCode, TryVersion
 from everstep.core.history import Condition, Ran, VersionBook
 from everstep.core.state import State
-from everstep.events import LossesCompared, RollbackRequested, UpdateRequested
+from everstep.events import RollbackRequested, UpdateRequested
 from everstep.model import NO_STEP, NO_VERSION, CodeVersion, Seconds, Step, VersionId
+from everstep.sightings import LossesCompared
 
 WAITING = (Condition.PENDING, Condition.READY)
 ROLLBACK = "rollback"

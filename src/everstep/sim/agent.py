@@ -46,7 +46,6 @@ from everstep.events import (
     UNJOURNALLED,
     AlertCleared,
     AlertRaised,
-    BadNumber,
     FaultInjected,
     MachineJoined,
     MachineProbed,
@@ -68,6 +67,7 @@ from everstep.model import (
     Seconds,
     Term,
 )
+from everstep.sightings import BadNumber
 from everstep.sim.backing_up import BACKUP, BackingUp
 from everstep.sim.code import NOT_FOUND, WRONG_CALL, findings
 from everstep.sim.holding import Holding

@@ -11,9 +11,9 @@ help:
 	@echo "make demo    train a small GPT on four stand-in machines, break each part once"
 	@echo "make test    check, then all tests"
 	@echo "make check   formatter, linter, types, import contract"
-	@echo "make soak    thousands of simulated seeds, SEEDS=5000"
+	@echo "make soak    thousands of simulated seeds, SEEDS=5000; then slow hangs and calm training"
 	@echo "make cases   how well diagnosis answers the failure cases"
-	@echo "make bench   restarts beside torchrun, checkpoints beside DCP and others, recovery, detection (as root)"
+	@echo "make bench   restarts beside torchrun, checkpoints beside DCP and others, recovery, hangs, detection (as root)"
 	@echo "make docs    write what is generated: docs/torchrun-flags.md, tables of docs/checks.md, frozen flags"
 
 venv: $(READY)
@@ -26,7 +26,9 @@ demo: $(READY)
 	@$(BIN)/python examples/gpt/demo.py
 
 # Two at a time, since most of what they wait for are other processes; tests of one file stay together.
+# Each test starts many processes of ours: compiled once, not by each where bytecode is not written.
 test: check
+	@$(BIN)/python -m compileall -q src/everstep
 	@$(BIN)/python -m pytest -n 2 --dist loadfile
 
 check: $(READY)
@@ -42,6 +44,7 @@ docs: $(READY)
 SEEDS ?= 5000
 soak: $(READY)
 	@$(BIN)/python -m everstep.sim --seeds $(SEEDS)
+	@$(BIN)/python -m pytest tests/integration/soak_hangs.py
 
 cases: $(READY)
 	@$(BIN)/python scripts/cases.py
@@ -50,7 +53,9 @@ bench: $(READY)
 	@$(BIN)/python bench/restart.py
 	@$(BIN)/python bench/checkpoint.py
 	@$(BIN)/python bench/diagnose.py
+	@$(BIN)/python bench/aggregate.py
 	@$(BIN)/python bench/recovery.py
+	@$(BIN)/python bench/hang.py
 	@$(BIN)/python bench/detection.py
 
 clean:

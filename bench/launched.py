@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -259,6 +260,49 @@ class Nvrx(Torchrun):
             *("--rdzv_backend", "c10d", "--rdzv_endpoint", "127.0.0.1:0"),
             *("--ignore-missing-fault-tol-cfg", *self._script),
         ]
+
+
+class Dlrover(Torchrun):
+    """dlrover-run with a local master, which is started here: its own way to start one calls torch
+    as it was before 2.13.
+    """
+
+    name = "dlrover"
+
+    def _start(self, output: IO[bytes]) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self._port = free.getsockname()[1]
+        self._master = subprocess.Popen(
+            [
+                *(sys.executable, "-u", "-m", "dlrover.python.master.main"),
+                *("--platform", "local", "--job_name", "bench", "--node_num", "1"),
+                *("--port", str(self._port)),
+            ],
+            env=self._environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+        super()._start(output)
+
+    def _command(self) -> list[str]:
+        return [
+            *(sys.executable, "-m", "dlrover.trainer.torch.main", "--nnodes", "1"),
+            *("--nproc-per-node", str(self.ranks), "--max-restarts", str(self._max_restarts)),
+            *self._script,
+        ]
+
+    def _environment(self) -> dict[str, str]:
+        master = f"127.0.0.1:{self._port}"
+        return super()._environment() | {"DLROVER_MASTER_ADDR": master, "NODE_RANK": "0"}
+
+    def processes(self) -> list[Process]:
+        master = identify(self._master.pid)
+        return [*super().processes(), *([] if master is None else [master])]
+
+    def end(self) -> None:
+        super().end()
+        self._master.wait()
 
 
 class Everstep(Job):

@@ -1,7 +1,7 @@
 """Rivals that benchmarks run beside everstep, installed apart from the project's venv.
 
-Used by bench/restart.py and bench/checkpoint.py. A rival's packages go below bench/.rivals/ without
-their dependencies on torch, so that everything measured uses the same torch.
+Used by bench/restart.py, bench/checkpoint.py and bench/hang.py. A rival's packages go below
+bench/.rivals/ without their dependencies on torch, so that everything measured uses the same torch.
 """
 
 from __future__ import annotations
@@ -28,6 +28,9 @@ DLROVER = Rival(
     (
         *("certifi", "charset-normalizer", "deprecated", "grpcio", "idna", "nvidia-ml-py"),
         *("packaging", "protobuf", "psutil", "pynvml", "requests", "urllib3", "wrapt"),
+        # Its master imports these, on one host too.
+        *("durationpy", "kubernetes", "oauthlib", "python-dateutil", "pyyaml"),
+        *("requests-oauthlib", "six", "websocket-client"),
     ),
 )
 LM_RESILIENCY = Rival("lm-resiliency==0.2.0", ())
@@ -43,8 +46,8 @@ def installed(rival: Rival) -> Path:
     RivalMissing if it cannot be.
     """
     directory = HOME / rival.wanted.replace("==", "-")
-    whole = directory / "whole"
-    if whole.exists():
+    whole, packages = directory / "whole", " ".join((rival.wanted, *rival.needs))
+    if whole.exists() and whole.read_text() == packages:
         return directory
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--upgrade"]
     command += ["--target", str(directory), rival.wanted, *rival.needs]
@@ -52,5 +55,5 @@ def installed(rival: Rival) -> Path:
     if done.returncode:
         last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
         raise RivalMissing(f"pip cannot install {rival.wanted}: {' '.join(last)}")
-    whole.touch()
+    whole.write_text(packages)
     return directory

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from everstep.looks import Fingerprint, LookResult
+from everstep.looks import Fingerprint, LookResult, Purpose
 from everstep.model import (
     NO_STEP,
     NO_VERSION,
@@ -136,7 +136,7 @@ class TestMachine(Imperative, frozen=True, kw_only=True):
 class CollectStacks(Imperative, frozen=True, kw_only=True):
     """Take the stacks of all ranks here and of their children, and say what they show.
 
-    Answered by MachineStacks. It pauses nothing that runs.
+    Answered by MachineStacks. It pauses nothing that runs, unless `native` says so.
     """
 
     machine: MachineId
@@ -144,6 +144,7 @@ class CollectStacks(Imperative, frozen=True, kw_only=True):
     look: int
     """Number of the look, counted from 1 in each job."""
     within_s: Seconds
+    purpose: Purpose = Purpose.HANG
     neighbours: tuple[AgentAt, ...] = ()
     """Other machines of the job: whether they can be reached from here is said, too."""
     native: bool = True
@@ -249,8 +250,8 @@ class Rung(StrEnum):
 
     EVICT = "evict"
     """Machines that something speaks against go, standbys take their positions."""
-    EVICT_GROUP = "evict a group"
-    """The parallel group that the stacks of its ranks set apart goes."""
+    EVICT_AGGREGATED = "evict after aggregate"
+    """Machines that the stacks of all ranks set apart go: of a holder, or of a parallel group."""
     EVICT_TESTED = "evict after tests"
     """Machines that failed a test go."""
     EVICT_REPLAYED = "evict after replay"
@@ -369,7 +370,8 @@ class JudgeStacks(Imperative, frozen=True, kw_only=True):
     ranks: tuple[Rank, ...] = ()
     """Of which ranks that is known."""
     group: str = ""
-    """The parallel group that they are: "pp 24-31". Empty: each by itself."""
+    """The parallel group that they are: "pp 24-31". Empty: each by itself. Of a round of looks at
+    slow training, all groups that it flags, with semicolons."""
 
 
 class SwitchCode(Imperative, frozen=True, kw_only=True):

@@ -314,6 +314,59 @@ def diagnose(
     failures.diagnose(paths, layout=layout, extra=rules, json=json)
 
 
+class StacksFlags(NamedTuple):
+    """Flags of `everstep stacks`."""
+
+    what: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[JOB|DUMP...]",
+            help="What exists as a file or directory is a dump (- reads stdin), other words are "
+            "jobs. Default: the job that runs, or the newest.",
+        ),
+    ] = None
+    job: Annotated[
+        str | None, typer.Option(metavar="NAME", help="A job, whatever files there are.")
+    ] = None
+    last: Annotated[
+        bool, typer.Option("--last", help="Show the newest look, of the last hang, say; take none.")
+    ] = False
+    layout: Annotated[
+        str | None, typer.Option(metavar="SIZES", help="Of the job of the dumps: tp=8,pp=4,dp=2.")
+    ] = None
+    nproc_per_node: Annotated[
+        int | None, typer.Option(metavar="N", help="Ranks per machine in the job of the dumps.")
+    ] = None
+    all_threads: Annotated[
+        bool, typer.Option("--all-threads", help="Every thread, not the main one alone.")
+    ] = False
+    full: Annotated[bool, typer.Option("--full", help="Every cluster, and whole stacks.")] = False
+    state_dir: StateDir = None
+    json: Json = False
+
+
+@app.command(name="stacks")
+@plugin.takes(StacksFlags)
+def show_stacks(flags: StacksFlags) -> None:
+    """Show what all ranks do now, those that do the same together; nothing is stopped.
+
+    With files or directories: the same of stack dumps and flight records of any job.
+    """
+    from everstep.commands import stack_tables, stacks  # noqa: PLC0415 -- see above
+
+    words = flags.what or []
+    how = stacks.Shown(stack_tables.Wanted(flags.all_threads, flags.full), flags.json)
+    if stacks.dumps_of(words, flags.job):
+        if flags.last:
+            raise UserError("--last is for the looks of a job: leave it out for dumps.")
+        stacks.of_dumps(words, flags.layout, flags.nproc_per_node, how)
+        return
+    if flags.layout is not None or flags.nproc_per_node is not None:
+        raise UserError("A job knows its layout: --layout and --nproc-per-node are for dumps.")
+    name = flags.job if not words else words[0]
+    stacks.of_job(_job(name, flags.state_dir), last=flags.last, how=how)
+
+
 class CheckFlags(NamedTuple):
     """Flags of `everstep check`; --group is for --serve alone."""
 

@@ -344,6 +344,8 @@ class StepProgress(Fact, frozen=True, kw_only=True):
     """What ranks say that they do; the longest one if they do several things."""
     phase_s: Seconds = 0.0
     """For how long they have."""
+    attached: bool = False
+    """Some script called everstep.attach(): it will tell of steps, if it has not yet."""
 
 
 class GroupsSeen(Fact, frozen=True, kw_only=True):
@@ -506,6 +508,8 @@ class MachineProgress(Fact, frozen=True, kw_only=True):
     loss: float | None = None
     phase: RankPhase = RankPhase.TRAINING
     phase_s: Seconds = 0.0
+    attached: bool = False
+    """A rank here called everstep.attach()."""
     computes: tuple[Computes, ...] = ()
     """Of its ranks, how long they compute in a step; the slowest and the fastest, if many."""
 

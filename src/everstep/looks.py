@@ -142,6 +142,17 @@ def ranges_of(ranks: Iterable[int]) -> Ranges:
     return tuple(found)
 
 
+def joined(pairs: Iterable[tuple[int, int]]) -> Ranges:
+    """Pairs from several sources as pairs in order, each rank in one of them."""
+    found: list[tuple[int, int]] = []
+    for first, last in sorted(pairs):
+        if found and first <= found[-1][1] + 1:
+            found[-1] = (found[-1][0], max(found[-1][1], last))
+        else:
+            found.append((first, last))
+    return tuple(found)
+
+
 def ranks_in(ranges: Ranges) -> Iterator[Rank]:
     """The ranks that pairs stand for, in order."""
     for first, last in ranges:

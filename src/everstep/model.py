@@ -219,6 +219,9 @@ class PolicySpec(Value, frozen=True, kw_only=True):
     """A machine that was evicted so often within this time is out for good."""
     elastic_after_s: Seconds = 600.0
     """A job that may go on with fewer replicas waits so long for machines before it does."""
+    looks: bool = True
+    """False: nothing is looked into by itself, neither stalls nor slow training; looks that people
+    ask for still work."""
     stall_min_s: Seconds = 10.0
     stall_factor: float = 3.0
     """No step for the longer of this time and so many times the recent 99th percentile of the time
@@ -230,7 +233,8 @@ class PolicySpec(Value, frozen=True, kw_only=True):
     """The same for scripts that report no steps: so long without output, and without processor time
     or traffic, of any rank."""
     look_within_s: Seconds = 30.0
-    """Time for one look at all stacks; a machine that has not answered by then is an outlier."""
+    """Time for one look at all stacks; a machine that has not answered by then counts as
+    one that holds up the others."""
     look_again_s: Seconds = 2.0
     """Between two looks at a stall: what is the same in both stands still."""
     look_retry_s: Seconds = 10.0
@@ -245,7 +249,8 @@ class PolicySpec(Value, frozen=True, kw_only=True):
     small_group_share: float = 0.25
     small_job: int = 64
     """Of one parallel group at most so many machines go at once: the larger of the standbys and
-    this share of the job, the second one below so many machines."""
+    this share of the job, the second one below so many machines; and none for which no standby is
+    ready."""
 
 
 class CodeSpec(Value, frozen=True, kw_only=True):

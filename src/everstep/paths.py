@@ -19,6 +19,9 @@
         ranks/G/rank-R.error.json  torch's error file
     /dev/shm/everstep-JOB-UID-M/   shared memory of one machine
       heartbeat                    one 128-byte slot per local rank
+      groups-L  recorder-L[.sock]  of local rank L: its process groups, and where torch's server
+                                   gives its flight record
+      stacks-L                     where it writes its stacks when asked to, mostly empty
       rank-R/                      checkpoint slots of rank R, and its control words
       backup/rank-R/               slots with the backups of rank R of another machine
     LOCAL/everstep-JOB-UID/        the machine's own disk, if --local-checkpoint-dir says where

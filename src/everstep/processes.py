@@ -129,7 +129,7 @@ def descendants(roots: list[Process]) -> list[Process]:
     return found
 
 
-def send_signal(process: Process, number: signal.Signals) -> bool:
+def send_signal(process: Process, number: int) -> bool:
     """Signal exactly this process; False if it is gone. PermissionError if it is not ours."""
     try:
         handle = os.pidfd_open(process.pid)

@@ -59,7 +59,7 @@ class FakeController:
         """`before`: the controller whose journal this one goes on with."""
         self.protocol = protocol
         self.term = Term(term)
-        self.policy = PolicySpec()
+        self.policy: PolicySpec = PolicySpec() if before is None else before.policy
         self.journalled: dict[str, int] = {} if before is None else before.journalled
         """Newest message of every agent."""
         self.reports: list[Report] = []

@@ -25,8 +25,9 @@ from everstep.events import (
     RankExited,
     StartFailed,
 )
-from everstep.model import ExitStatus, Fault, Generation, Rank
+from everstep.model import ExitStatus, Fault, Generation, PolicySpec, Rank
 from everstep.processes import Process, alive, read_pid_file
+from everstep.sightings import MachineActivity
 from everstep.trainer.heartbeat import Heartbeat, SlotReader
 from tests.agent.fake_controller import MACHINE, FakeController
 from tests.agent.support import Job, is_running, lines, wait_for
@@ -87,6 +88,7 @@ def make(root: Path, name: str) -> Machine:
     job.describe(["sh", "rank.sh"], no_python=True)
     machine = Machine(job)
     controller = FakeController(job.paths)
+    controller.policy = PolicySpec(quiet_s=1.0)
     machine.controllers.append(controller)
     job.start("agent", "launcher")
     controller.get(MachineJoined)
@@ -152,6 +154,24 @@ def test_output_comes_as_it_is_written(machine: Machine) -> None:
     wait_for("all output", lambda: sum(each.text.count("\n") for each in said()) == 4)
     by_rank = {rank: "".join(e.text for e in said() if e.rank == rank) for rank in (0, 1)}
     assert by_rank == {0: "out 0\nerr 0\n", 1: "out 1\nerr 1\n"}
+
+
+def test_ranks_that_do_nothing_are_told_of_until_they_go_on(machine: Machine) -> None:
+    """Their script is not attached."""
+    machine.run(f"echo up; {SLEEP}")
+
+    def told() -> list[MachineActivity]:
+        found = machine.controller.all(MachineActivity)
+        return [each for each in found if each.generation == machine.generation]
+
+    (quiet,) = wait_for("that they are quiet", told)
+    assert quiet.quiet_s >= 1.0
+    assert quiet.idle_s is not None
+    assert quiet.idle_s >= quiet.quiet_s
+    with machine.job.machine.rank_log(quiet.generation, Rank(1)).open("a") as log:
+        log.write("step 1\n")
+    ended = wait_for("that they go on", lambda: [each for each in told() if each.quiet_s == 0])
+    assert len(ended) == 1
 
 
 def test_old_ranks_and_all_they_started_are_gone_before_a_stop_is_answered(

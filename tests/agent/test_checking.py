@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from everstep import wire
-from everstep.actions import HoldVersion, TestMachine
+from everstep.actions import SendStacks, TestMachine
 from everstep.agent.checking import usable_checks
 from everstep.agent.checks import registry
 from everstep.agent.checks.kernel.kmsg import boot_id
@@ -26,10 +26,10 @@ from everstep.events import (
     EvidenceFound,
     MachineJoined,
     MachineTested,
-    VersionNotHeld,
 )
-from everstep.model import ChecksSpec, MachineId, VersionId
+from everstep.model import ChecksSpec, MachineId
 from everstep.processes import alive
+from everstep.sightings import StacksSent
 from tests.agent.checks.parts import PidCheck, WordsCheck
 from tests.agent.fake_controller import MACHINE, FakeController
 from tests.agent.support import Job, wait_for
@@ -170,14 +170,12 @@ def test_a_child_that_hangs_for_ever_is_told_and_holds_up_nothing(
 def test_a_controller_of_the_former_protocol_is_spared_what_it_does_not_know(make: Make) -> None:
     machine = make(protocol=wire.PROTOCOL - 1)
     machine.controller.order(
-        HoldVersion(
-            id="7", cause="6", why="test", machine=MACHINE, version=VersionId("0"), within_s=1.0
-        )
+        SendStacks(id="7", cause="6", why="test", machine=MACHINE, look=1, stacks=())
     )
     instead = machine.controller.get(EvidenceFound)
     assert (instead.findings, instead.generation) == ((), 0)
     assert machine.controller.start_ranks(1), "and the session goes on"
-    assert machine.controller.all(VersionNotHeld) == []
+    assert machine.controller.all(StacksSent) == []
 
 
 def test_checks_that_are_off_look_at_nothing(make: Make) -> None:

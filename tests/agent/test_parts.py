@@ -338,14 +338,18 @@ def test_a_rank_gets_torchruns_variables_and_its_identity(here: ThisMachine) -> 
         "TORCHELASTIC_USE_AGENT_STORE": "False",
         "TORCHELASTIC_ERROR_FILE": str(here.paths.error_file(Generation(3), Rank(3))),
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+        "TORCH_FR_BUFFER_SIZE": "2000",
         "OMP_NUM_THREADS": "1",
     }
 
 
 def test_what_the_user_has_set_is_left_alone(here: ThisMachine) -> None:
     base = {"OMP_NUM_THREADS": "8", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3"}
-    env = fork_request(here, ORDER, Term(1), base).ranks[0].env
-    assert base.keys().isdisjoint(env)
+    for recorder in ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"):
+        told = {**base, recorder: "0"}
+        env = fork_request(here, ORDER, Term(1), told).ranks[0].env
+        assert told.keys().isdisjoint(env)
+        assert "TORCH_FR_BUFFER_SIZE" not in env
 
 
 def test_a_setup_that_cannot_be_read_is_named(tmp_path: Path) -> None:

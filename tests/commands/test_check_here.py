@@ -148,6 +148,10 @@ def test_as_nobody_every_check_says_something(host: Host) -> None:
     told = json.loads(out)
     assert told["exit_code"] == code
     assert says_something(told) >= CHECKS
+    # A process that has changed its user may not be looked into, by that user either.
+    stacks = [each["do"] for each in told["unseen"] if each["checks"] == ["stacks of ranks"]]
+    assert len(stacks) == (os.geteuid() == 0)
+    assert all("kernel.yama.ptrace_scope=0" in do for do in stacks)
 
 
 def test_what_accuses_others_than_the_job_is_asked_only_by_its_name() -> None:

@@ -158,6 +158,38 @@ def test_a_checkpoint_directory_is_taken_from_where_the_user_is() -> None:
 
 
 @pytest.mark.parametrize(
+    ("words", "least", "most", "looks"),
+    [
+        ("", 10.0, 600.0, True),
+        ("--stall-limit 30", 30.0, 600.0, True),
+        ("--stall-limit 45s:20m", 45.0, 1200.0, True),
+        ("--stall-limit 1h", 3600.0, 3600.0, True),
+        ("--no-hang-detection", 10.0, 600.0, False),
+    ],
+)
+def test_the_limit_of_a_stall_is_the_users(
+    words: str, least: float, most: float, looks: bool
+) -> None:
+    policy = made(f"--max-restarts 7 {words} t.py").spec.policy
+    assert (policy.stall_min_s, policy.stall_max_s, policy.looks) == (least, most, looks)
+    assert policy.recoveries_max == 7
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("soon", "is no time: write 30s, 10m, or 30s:20m."),
+        ("0", "to turn it off, give --no-hang-detection."),
+        ("10m:30s", "the longest time is shorter than the shortest."),
+        ("10:", "is no time"),
+    ],
+)
+def test_a_limit_of_a_stall_that_is_none_is_refused(text: str, sentence: str) -> None:
+    with pytest.raises(UserError, match=f"--stall-limit {text}.*{sentence}"):
+        made(f"--stall-limit {text} t.py")
+
+
+@pytest.mark.parametrize(
     ("text", "every"),
     [
         ("100", Every(steps=100)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from typing import Any
 
+import msgspec
 import pytest
 from rich.console import Console, RenderableType
 
@@ -329,3 +330,48 @@ def test_a_long_story_is_told_in_short_first() -> None:
     text = drawn(stories.story(told), 200)
     assert "StopRanks: 12 machines (m0, m1, m2, m3, ...): ranks must be gone" in text
     assert text.count("StopRanks") == 1
+
+
+def test_a_look_is_one_line_and_its_verdict_makes_the_story() -> None:
+    told = [
+        line(0, "OpenIncident", "no step for 14 s", incident="incident-2"),
+        line(1, "CollectStacks", "no step for 14 s", machine="m0", machines_in_all=1250),
+        *(line(2, "StopRanks", "ranks must be gone", machine=f"m{n}") for n in range(12)),
+        line(3, "JudgeStacks", "m7 holds all others", look=4, result="machines", machines=["m7"]),
+    ]
+    assert stories.in_short(told) == [
+        "0.00 s: incident-2: no step for 14 s",
+        "3.00 s: look 4: machines: m7 holds all others",
+    ]
+    text = drawn(stories.story(told), 200)
+    assert "CollectStacks: 1250 machines: no step for 14 s" in text
+    fields = {"look": 4, "machines": ["m0", "m1"], "clusters": [{"posture": {}}], "stood": [1, 2]}
+    taken = msgspec.structs.replace(told[1], name="StacksTaken", fields=fields, why="")
+    assert stories.facts(taken) == ("look 4: 2 machines have answered, and show 1 different things")
+
+
+def test_what_is_looked_into_is_said_in_status_and_in_the_line_of_progress() -> None:
+    view = status_view(looking="no step for 14 s: looking", straggler="rank 5 costs 31%")
+    assert tables.looking(view) == [
+        "looked into: no step for 14 s: looking",
+        "straggler: rank 5 costs 31%",
+    ]
+    assert "| no step for 14 s |" in f"{tables.progress(view)} |"
+    assert tables.looking(status_view()) == []
+
+
+def test_an_incident_tells_what_its_look_meant_and_the_group_that_went() -> None:
+    gone = incident_view(
+        closed_at=1.0,
+        outcome="proven",
+        evicted=("m12", "m13"),
+        group="pp 24-31",
+        cause="no line says why",
+        verdict="ranks 24-31 are outliers",
+    )
+    view = IncidentsView(job=JobId("j"), incidents=(gone,), seconds=SPENT, ettr=0.5)
+    text = drawn(tables.incidents(view), 200)
+    assert "evicted m12, m13 (group pp 24-31); no line says why; ranks 24-31 are outliers" in text
+    same = msgspec.structs.replace(gone, cause="hang: ranks 24-31 are outliers")
+    text = drawn(tables.incidents(msgspec.structs.replace(view, incidents=(same,))), 200)
+    assert text.count("ranks 24-31 are outliers") == 1

@@ -20,6 +20,7 @@ from everstep.actions import (
 )
 from everstep.core.agent import ANSWERS_KEPT, AgentCore
 from everstep.core.agent_io import (
+    ActivityRead,
     AgentAction,
     BackUpShards,
     ChecksRead,
@@ -79,7 +80,7 @@ from everstep.model import (
     Term,
     VersionId,
 )
-from everstep.sightings import BadNumber, MachineNumbers, Numbers
+from everstep.sightings import BadNumber, MachineActivity, MachineNumbers, Numbers
 
 M0 = MachineId("m0")
 T = TypeVar("T")
@@ -487,3 +488,64 @@ def test_orders_about_the_machine_are_answered_although_a_restart_came_between()
 def test_saving_may_be_waited_for_before_the_kill() -> None:
     order = replace(stop(3), saved_within_s=7.0)
     assert only(Agent().order(order), KillRanks).saved_within_s == 7.0
+
+
+# --- what ranks do -------------------------------------------------------------------------------
+
+
+def quiet(for_s: float, generation: int = 1) -> ActivityRead:
+    return ActivityRead(generation=Generation(generation), quiet_s=for_s, idle_s=for_s + 1)
+
+
+def test_quiet_ranks_are_told_from_ten_seconds_on_every_five_and_once_when_it_is_over() -> None:
+    agent = Agent()
+    agent.started(1)
+    assert agent.tell(quiet(0.0)) == []
+    assert agent.tell(quiet(9.5)) == []
+    first = only(agent.tell(quiet(10.5)), MachineActivity)
+    assert (first.machine, first.quiet_s, first.idle_s, first.no_traffic_s) == (
+        M0,
+        10.5,
+        11.5,
+        None,
+    )
+    agent.now += 4.0
+    assert agent.tell(quiet(14.5)) == []
+    agent.now += 1.0
+    assert only(agent.tell(quiet(15.5)), MachineActivity).quiet_s == 15.5
+    agent.now += 1.0
+    assert only(agent.tell(quiet(0.4)), MachineActivity).quiet_s == 0.0
+    assert agent.tell(quiet(0.0)) == []
+    assert only(agent.tell(quiet(10.0)), MachineActivity), "told at once when it begins again"
+
+
+def test_a_policy_that_wants_to_know_of_it_sooner_is_told_sooner() -> None:
+    agent = Agent()
+    agent.core.policy = PolicySpec(quiet_s=3.0)
+    agent.started(1)
+    assert agent.tell(quiet(2.9)) == []
+    assert only(agent.tell(quiet(3.0)), MachineActivity).quiet_s == 3.0
+
+
+def test_how_quiet_ranks_are_does_not_wait_for_a_controller() -> None:
+    agent = Agent()
+    agent.started(1)
+    assert agent.tell(quiet(10.0))
+    agent.tell(ControllerDisconnected())
+    agent.now += 60.0
+    assert agent.tell(quiet(70.0)) == []
+    assert agent.tell(quiet(0.0)) == []
+    agent.tell(ControllerConnected(term=Term(2)))
+    assert only(agent.tell(quiet(1.0)), MachineActivity).quiet_s == 0.0
+
+
+def test_activity_of_another_generation_is_not_told() -> None:
+    agent = Agent()
+    agent.started(1)
+    assert agent.tell(quiet(50.0, generation=2)) == []
+    assert agent.tell(quiet(50.0))
+    agent.order(stop(2))
+    agent.tell(gone(2))
+    agent.order(start(2))
+    agent.tell(forked(2))
+    assert agent.tell(quiet(0.0, generation=2)) == [], "nothing was said of these"

@@ -110,7 +110,7 @@ def test_another_class_of_failure_begins_where_it_likes() -> None:
 @pytest.mark.parametrize(
     ("rungs", "says"),
     [
-        ([Rung.ROLLBACK, Rung.REATTEMPT, Rung.AGGREGATE], '"signal 6" stood at 4'),
+        ([Rung.ROLLBACK, Rung.REATTEMPT, Rung.TEST], '"signal 6" stood at 4'),
         ([Rung.ROLLBACK, Rung.ROLLBACK, Rung.ROLLBACK], "is rollback 3 of incident-1"),
         ([Rung.EVICT], "nobody was evicted in incident-1"),
         ([Rung.REPLAY], "cannot be taken yet"),
@@ -148,3 +148,27 @@ def test_a_rollback_without_other_code_and_a_human_without_an_end_are_seen() -> 
     s = Story()
     events = [s.opens(), *s.recovers(Rung.REATTEMPT), s.takes(Rung.HUMAN, switches=False)]
     assert "does not end the job" in wrong(events)[0]
+
+
+def test_stacks_are_compared_of_ranks_that_run_and_before_a_group_goes_for_it() -> None:
+    s = Story()
+    well = [s.fails(), s.starts(), s.opens(), s.takes(Rung.AGGREGATE, "hang"), s.evicts()]
+    assert wrong([*well, *s.recovers(Rung.EVICT_AGGREGATED, "hang")]) == []
+    s = Story()
+    early = [s.fails(), s.opens(), s.takes(Rung.AGGREGATE, "hang")]
+    assert "comes while no ranks run" in wrong(early)[0]
+    s = Story()
+    blind = [
+        s.fails(),
+        s.starts(),
+        s.opens(),
+        s.evicts(),
+        *s.recovers(Rung.EVICT_AGGREGATED, "hang"),
+    ]
+    assert "no stacks were compared since ranks were started" in wrong(blind)[0]
+
+
+def test_a_look_climbs_no_rung_and_is_not_what_ranks_are_started_with() -> None:
+    s = Story()
+    events = [s.opens(), *s.recovers(Rung.REATTEMPT, "hang"), s.takes(Rung.AGGREGATE, "hang")]
+    assert wrong([*events, *s.recovers(Rung.ROLLBACK, "hang")]) == []

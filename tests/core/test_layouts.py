@@ -98,7 +98,7 @@ def test_a_name_that_says_nothing_is_said_and_its_dimension_used() -> None:
 
 def test_status_says_whether_backup_placement_is_on_and_why() -> None:
     job = Job()
-    (line,) = mechanisms(job.state)
+    line, *_ = mechanisms(job.state)
     assert not line.on
     assert line.why == (
         "backups lie on the next machine, no layout is known: losing a whole parallel group (a"
@@ -106,12 +106,12 @@ def test_status_says_whether_backup_placement_is_on_and_why() -> None:
         " the script"
     )
     job.see(SeenGroups(groups=PLAIN))
-    (line,) = mechanisms(job.state)
+    line, *_ = mechanisms(job.state)
     assert line.on
     assert line.why == (
         "backups move along tp and dp by half their size: no parallel group covers a shard and its"
         " backup"
     )
-    (line,) = mechanisms(Job(" layout=dp=4").state)
+    line, *_ = mechanisms(Job(" layout=dp=4").state)
     assert not line.on
     assert "losing all machines of one group (dp) loses both memory copies" in line.why

@@ -95,3 +95,23 @@ def test_a_decline_is_a_fact_and_a_rise_that_is_no_jump_is_none(speed: float) ->
         Numbers(step=Step(200 + step), loss=6.0, grad_norm=1.0, speed=speed) for step in range(30)
     )
     assert [fact.kind for fact in drain(intake, said("m0", *slow))] == [Kind.SLOW]
+
+
+def test_speed_is_judged_although_nobody_reports_a_loss() -> None:
+    intake = Intake(machines=2)
+    steps = range(140)
+    fast = tuple(Numbers(step=Step(step), speed=10.0) for step in steps[:120])
+    slow = tuple(Numbers(step=Step(step), speed=6.0) for step in steps[120:])
+    assert drain(intake, said("m1", *fast)) == []
+    assert drain(intake, said("m0", *slow)) == [], "one machine is listened to"
+    (fact,) = drain(intake, said("m1", *slow))
+    assert (fact.kind, fact.machine, fact.first_bad) == (Kind.SLOW, "m1", 120)
+
+
+def test_who_reports_a_loss_is_listened_to_rather_than_who_was_first() -> None:
+    intake = Intake(machines=2)
+    assert drain(intake, said("m0", Numbers(step=Step(0), speed=10.0))) == []
+    assert drain(intake, said("m1", *healthy(0, 120))) == []
+    again = tuple(Numbers(step=Step(120 + step), loss=20.0) for step in range(6))
+    (fact,) = drain(intake, said("m1", *again))
+    assert fact.kind is Kind.JUMP

@@ -14,7 +14,8 @@ from everstep.diagnosis import report
 from everstep.diagnosis.dumps import Dumps
 from everstep.diagnosis.findings import Site
 from everstep.diagnosis.flight import Flight, read
-from everstep.diagnosis.standing import Call, Peer, Shape, Standing, standstill
+from everstep.diagnosis.hangs import finding_of
+from everstep.diagnosis.standing import Call, Peer, Shape, Standing, Standstill, standstill
 from everstep.model import Rank
 
 
@@ -119,6 +120,36 @@ def test_a_receive_waits_for_a_sender_that_has_nothing_pending() -> None:
     ]
     found = standstill(standings, peers)
     assert (found.shape, found.ranks) == (Shape.LATE, (2,))
+
+
+def _chain(*peers: tuple[int, int, bool]) -> Standstill:
+    """Ranks 0 and 1 wait in a collective for 2 and 3, which wait for others."""
+    standings = [_stand(rank, 5, 4) for rank in (0, 1)] + [_stand(rank, 4, 4) for rank in (2, 3)]
+    waits = [Peer(rank=Rank(a), peer=Rank(b), sends=sends) for a, b, sends in peers]
+    return standstill(standings, waits)
+
+
+def test_a_send_and_the_receive_that_fits_it_are_no_circle() -> None:
+    found = _chain((2, 3, True), (3, 2, False))
+    assert (found.shape, found.ranks) == (Shape.PAIR, (2, 3))
+    assert finding_of("flight", found, Site(), None, 0).why == (
+        "ranks 2, 3 have a send and the receive that fits it pending, and the others wait for them"
+    )
+
+
+def test_two_sends_to_each_other_and_a_wait_for_one_that_waits_back_are_a_circle() -> None:
+    assert _chain((2, 3, True), (3, 2, True)).shape is Shape.CIRCLE
+    assert _chain((2, 0, False), (3, 2, False)).shape is Shape.CIRCLE
+
+
+def test_a_group_that_all_have_joined_is_where_a_chain_of_waits_ends() -> None:
+    standings = [
+        *(_stand(rank, 5 if rank < 2 else 4, 4) for rank in range(4)),
+        *(_stand(rank, 8, 7, group="1", members=(Rank(2), Rank(3))) for rank in (2, 3)),
+    ]
+    found = standstill(standings)
+    assert (found.shape, found.group, found.ranks) == (Shape.JOINED, "1", (2, 3))
+    assert found.waiting == (2, 3)
 
 
 def test_a_report_is_read_under_any_logger() -> None:

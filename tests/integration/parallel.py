@@ -61,10 +61,14 @@ class Stage(nn.Module):
         return out
 
 
-def one_step(place: Place, stage: Stage, step: int) -> None:
+def numbers(step: int, dp: int) -> Tensor:
+    """The batch and the target of one replica's step."""
+    return torch.randn(2, ROWS, WIDTH, generator=torch.Generator().manual_seed(step * DP + dp))
+
+
+def one_step(place: Place, stage: Stage, given: Tensor) -> None:
     """Forward and backward through both stages; leaves averaged gradients."""
-    dice = torch.Generator().manual_seed(step * DP + place.dp)
-    batch, target = torch.randn(2, ROWS, WIDTH, generator=dice)
+    batch, target = given
     x = batch.clone()
     if place.pp > 0:
         dist.recv(x, place.below)
@@ -115,7 +119,7 @@ def train(log: Path, stop: Path | None, steps: int | None, pause_s: float = STEP
     with log_of(log, dist.get_rank()).open("a", buffering=1) as lines:
         for step in run.steps(start=ckpt.restore(), stop=steps):
             optimizer.zero_grad()
-            one_step(place, stage, step)
+            one_step(place, stage, numbers(step, place.dp))
             optimizer.step()
             lines.write(f"{step} {digest(stage, optimizer)}\n")
             ckpt.save(step)

@@ -1,4 +1,8 @@
-"""Real links, cut under a real training job: who is cut off is replaced, who flaps once is not."""
+"""Real links, cut under a real training job: who is cut off is replaced, who flaps once is not.
+
+Every host is on a leaf switch of its own. One that fails leaves the carrier of its host as it was:
+packets are lost, and nobody gets an error.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ from pathlib import Path
 
 from everstep.core.state import Phase
 from everstep.events import AlertRaised, MachineProbed
+from everstep.sightings import StacksTaken
 from tests.integration.network import ETH, RAIL
 from tests.integration.spread import Size, Spread, over, spread
 
@@ -15,11 +20,13 @@ SAFE = 60
 
 
 def test_a_link_may_flap_once_and_a_host_that_nobody_reaches_is_replaced(tmp_path: Path) -> None:
-    with spread(tmp_path, Size(nnodes=3, standbys=2)) as job:
-        job.start(over(RAIL))
+    size = Size(nnodes=3, standbys=3)
+    with spread(tmp_path, size, leaves=sum(size)) as job:
+        job.start(over(RAIL), "--backup-interface", RAIL, "--stall-limit", "3")
         flapping, cut_off = job.host_at(1), job.host_at(2)
         _once_is_tolerated(job, flapping)
-        _nobody_reaches_it(job, cut_off)
+        _nobody_gets_an_error(job, cut_off)
+        _nobody_reaches_it(job, job.host_at(2))
         _the_second_time_it_goes(job, flapping)
 
 
@@ -33,17 +40,28 @@ def _once_is_tolerated(job: Spread, host: int) -> None:
     assert not job.incidents()
 
 
+def _nobody_gets_an_error(job: Spread, host: int) -> None:
+    """All ranks wait for each other, its agent answers, and only what moves data is cut."""
+    victim = job.machine(host).machine
+    job.net.switch_down(job.net.leaf_of(host), RAIL)
+    _trains_again(job, generation=2)
+    (incident,) = job.incidents()
+    assert incident.evicted == (victim,)
+    taken = [r.event for r in job.records() if isinstance(r.event, StacksTaken)]
+    assert any(victim in pair for event in taken for pair in event.unreached)
+
+
 def _nobody_reaches_it(job: Spread, host: int) -> None:
     victim = job.machine(host).machine
     for interface in (ETH, RAIL):
         job.net.cut(host, interface)
-    _trains_again(job, generation=2)
-    (incident,) = job.incidents()
+    _trains_again(job, generation=3)
+    _, incident = job.incidents()
     assert incident.evicted == (victim,)
     probes = [r.event for r in job.records() if isinstance(r.event, MachineProbed)]
     assert probes
     assert not any(probe.reachable for probe in probes)
-    assert "cannot reach it" in incident.symptom
+    assert "cannot reach it" in job.machine(host).why
     assert incident.restored is not None
     assert incident.restored > 0, "the peer's memory had a step"
 
@@ -51,8 +69,10 @@ def _nobody_reaches_it(job: Spread, host: int) -> None:
 def _the_second_time_it_goes(job: Spread, host: int) -> None:
     victim = job.machine(host).machine
     job.net.cut(host, RAIL)
-    _trains_again(job, generation=3)
-    _, incident = job.incidents()
+    time.sleep(0.3)
+    job.net.mend(host, RAIL)
+    _trains_again(job, generation=4)
+    *_, incident = job.incidents()
     assert incident.evicted == (victim,)
     assert RAIL in incident.symptom
     assert "for the second time" in incident.symptom

@@ -12,10 +12,13 @@ import msgspec
 import pytest
 
 from everstep.actions import (
+    CollectStacks,
     GiveVerdict,
     HoldVersion,
+    JudgeStacks,
     RefuseUpdate,
     ReturnMachine,
+    SendStacks,
     TestMachine,
     TryVersion,
 )
@@ -32,7 +35,9 @@ from everstep.events import (
 from everstep.journal import Index, JournalCorrupt, StoryLine, UnknownId, replay
 from everstep.journal.index import BATCH, STORY_MAX, Part
 from everstep.journal.records import HEADER
-from everstep.model import CodeSpec, CodeVersion, MachineId, Step, VersionId
+from everstep.looks import Fingerprint, LookResult
+from everstep.model import CodeSpec, CodeVersion, Generation, MachineId, Step, VersionId
+from everstep.sightings import StacksSent, StacksTaken
 from tests.journal.support import SPEC, Run, fill, joined, open_journal
 
 NOBODY = 65534
@@ -145,6 +150,64 @@ def test_copies_that_are_made_meanwhile_are_no_part_of_an_incident(
     told = names(Index(tmp_path).story("incident-2"))
     assert "StepBackedUp" not in told
     assert "HoldVersion" not in told
+
+
+def test_a_look_of_a_whole_job_is_two_lines_however_many_machines_it_asked(
+    run: Run, tmp_path: Path
+) -> None:
+    """One that asks all of them, and what it meant; texts that travel are routine."""
+    now = str(run.journal.next_seq)
+    orders = [
+        CollectStacks(
+            id=f"{now}.{number}",
+            cause=now,
+            why="no step for 14 s",
+            machine=MachineId(f"n{number}"),
+            generation=Generation(3),
+            look=1,
+            within_s=30.0,
+        )
+        for number in range(2 * STORY_MAX)
+    ]
+    run.record(TimerFired(), *orders)
+    taken = StacksTaken(
+        generation=Generation(3),
+        look=1,
+        actions=tuple(order.id for order in orders),
+        machines=tuple(order.machine for order in orders),
+    )
+    now = str(run.journal.next_seq)
+    send = SendStacks(
+        id=f"{now}.0",
+        cause=now,
+        why="unknown",
+        machine=MachineId("n0"),
+        look=1,
+        stacks=(Fingerprint("ab"),),
+    )
+    run.record(taken, send)
+    sent = StacksSent(machine=MachineId("n0"), action=send.id, look=1, stacks=())
+    judge = JudgeStacks(
+        id=f"{int(now) + 1}.0",
+        cause=str(int(now) + 1),
+        why="n7 holds all others",
+        look=1,
+        result=LookResult.MACHINES,
+        machines=(MachineId("n7"),),
+    )
+    run.record(sent, judge)
+    story = Index(tmp_path).story("incident-2")
+    asked = [line for line in story if line.name == "CollectStacks"]
+    assert len(asked) == 1
+    assert asked[0].fields["machines_in_all"] == 2 * STORY_MAX
+    assert names(story)[-5:] == [
+        "CollectStacks",
+        "StacksTaken",
+        "SendStacks",
+        "StacksSent",
+        "JudgeStacks",
+    ]
+    assert [line.cause for line in story[-4:]] == [asked[0].id, now, send.id, judge.cause]
 
 
 def test_what_became_of_an_evicted_machine_belongs_to_its_story(run: Run, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from hypothesis.stateful import initialize, precondition, rule
 
 from everstep.actions import (
     BackUpStep,
+    CollectStacks,
     ControllerAction,
     HoldVersion,
     InjectFault,
@@ -27,6 +28,7 @@ from everstep.actions import (
     PublishStep,
     ReleaseMachine,
     RequestMachines,
+    SendStacks,
     StartRanks,
     StopRanks,
     TestMachine,
@@ -91,6 +93,7 @@ from everstep.model import (
     VersionId,
 )
 from tests.properties.code_under_fire import V1, CodeUnderFire, answer_about_code, versions
+from tests.properties.looks_under_fire import LooksUnderFire, answer_about_stacks
 
 VERSION = "1"
 MACHINES = [MachineId(f"m{n}") for n in range(5)]
@@ -124,7 +127,7 @@ alerts = st.builds(
 )
 
 
-class CoreUnderFire(CodeUnderFire):
+class CoreUnderFire(CodeUnderFire, LooksUnderFire):
     """One job, its core, its journal."""
 
     def __init__(self) -> None:
@@ -189,6 +192,7 @@ class CoreUnderFire(CodeUnderFire):
                 hold_within_s=10.0,
                 ran_well_steps=10,
                 retest_after_s=3.0,
+                stall_max_s=60.0,
                 evictions_max=recoveries_max,
             ),
             code=CodeSpec(version=code),
@@ -527,6 +531,8 @@ def _backed_up(order: BackUpStep, reason: str) -> ControllerEvent:
 _ANSWERS: dict[type[ControllerAction], Any] = {
     HoldVersion: answer_about_code,
     TryVersion: answer_about_code,
+    CollectStacks: answer_about_stacks,
+    SendStacks: answer_about_stacks,
     ProbeMachine: lambda order, reason: _probed(order, None if reason else False),
     TestMachine: lambda order, reason: _tested(order, None if reason else True),
     PersistStep: _persisted,

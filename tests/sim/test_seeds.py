@@ -79,6 +79,7 @@ def mild(seed: int, *harms: Harm, away_s: float = 3.0) -> Options:
         spec=msgspec.structs.replace(options.spec, policy=PolicySpec()),
         network=Network(latency_s=0.001, loss=0.0, doubled=0.0, reordered=False, noticed_s=1.0),
         script=Script.TRAINS,
+        pauses=(),
         harms=harms,
         away_s=away_s,
         killed_in_turn=0.05 if Harm.KILL_CONTROLLER in harms else 0.0,

@@ -11,7 +11,13 @@ forms, which answer the newest outstanding order of that kind:
     requested [reason=TEXT]                    MachinesRequested; refused if there is a reason
     refused M.. [reason=TEXT]                  StartFailed
     backed_up M.. [replicas=alike|differ]      StepBackedUp, of slices of what all ranks share
-    progress S [fastest=S] [step_s=T]          StepProgress of the current generation
+    progress S [fastest=S] [step_s=T] [phase=P phase_s=T] [attached=yes]
+        StepProgress of the current generation
+    looked M.. [PLACE[/STATE][+CHILD[/STATE]]=RANKS..] [unreached=M:M,..]   StacksTaken: the ranks
+        (as in 0-2,5) that show this place of tests/core/shown.py, maybe with a worker of a loader
+    texts M.. [lost=yes]                       StacksSent, of all that M was asked for
+    quiet S [no_traffic=S]                     ActivitySeen
+    straggler RANK M [costs=X] [why=TEXT]      StragglerSeen; over if the rank is "none"
     groups [mesh=NAME:STRIDE:SIZE,..] [process=NAME:STRIDE:SIZE,..]   GroupsSeen of it
     prints M rank=R line=TEXT                  EvidenceFound: what a rank's agent finds in this line
     alert M.. check=C verdict=V [item=I] [counts=twice] [cause=TEXT] [category=C] [source=S] [age=S]
@@ -31,6 +37,8 @@ forms, which answer the newest outstanding order of that kind:
 
 A job with code=V has code versions; machines that join it have those of versions=V,V (none: their
 agents know of none). They have no ready launcher, unless ready=yes.
+
+A job that says "stalls" has the patience of every job; others have it for a day.
 
 Blanks are written as underscores in lines, causes and reasons.
 """
@@ -94,7 +102,9 @@ from everstep.model import (
     JobId,
     JobSpec,
     MachineId,
+    PolicySpec,
     Rank,
+    RankPhase,
     RankStatus,
     Replicated,
     SeenGroups,
@@ -105,8 +115,9 @@ from everstep.model import (
     spans_of,
 )
 from tests.transcripts.code_forms import CODE_FORMS, versions_in
+from tests.transcripts.look_forms import LOOK_FORMS
 
-HIDDEN = {"id", "cause", "why", "grace_s", "within_s", "sources", "keep"}
+HIDDEN = {"id", "cause", "why", "grace_s", "within_s", "sources", "keep", "native"}
 HIDDEN_IF_EMPTY = {
     "slices",
     "whole",
@@ -119,8 +130,14 @@ HIDDEN_IF_EMPTY = {
     "dp",
     "restore_nnodes",
     "restores",
+    "machines",
+    "ranks",
+    "group",
+    "neighbours",
 }
 EMPTY = (None, "", 0, (), NO_STEP)
+PATIENT = PolicySpec(stall_min_s=86400.0, stall_max_s=86400.0, quiet_s=86400.0)
+"""Of stories that are not about what stands still, and leave out most of the progress."""
 LONG = 30
 """Longer values are not shown: they are in `why`, or are tracebacks."""
 
@@ -171,7 +188,7 @@ class Transcript:
             plain: dict[str, Any] = {key: _value(text) for key, text in fields.items()}
             if name:
                 plain["machine"] = name
-            if fact in {"RankExited", "StepProgress"}:
+            if fact in {"RankExited", "StepProgress", "MetricAbnormal"}:
                 plain.setdefault("generation", self.core.state.generation)
             if fact == "MachineSilent":
                 plain.setdefault("agent", f"agent-{name}")
@@ -228,6 +245,7 @@ def _job(run: Transcript, names: list[str], fields: dict[str, str]) -> Iterator[
         nproc_per_node=nproc,
         standbys=int(fields.get("standbys", "0")),
         local="local" in fields,
+        policy=PolicySpec() if "stalls" in names else PATIENT,
         checkpoint=CheckpointSpec(
             directory="/checkpoints",
             disk_every=_every(fields.get("disk_every", "0")),
@@ -403,6 +421,9 @@ def _progress(
         finished_by_all=Step(step),
         finished_by_one=Step(int(fields.get("fastest", step))),
         step_s=float(fields.get("step_s", "0.5")),
+        phase=RankPhase(fields.get("phase", "training")),
+        phase_s=float(fields.get("phase_s", "0")),
+        attached="attached" in fields,
     )
 
 
@@ -506,5 +527,6 @@ _SHORT: dict[str, Short] = {
     "cleared": _cleared,
     "probed": _probed,
     **CODE_FORMS,
+    **LOOK_FORMS,
     "tested": _tested,
 }

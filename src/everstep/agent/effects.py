@@ -34,6 +34,7 @@ from everstep.agent.saved import Saves
 from everstep.agent.shards import Shards
 from everstep.agent.testing import Testing
 from everstep.agent.this_machine import ThisMachine
+from everstep.agent.tracing.tracer import Tracer
 from everstep.agent.trying import try_version
 from everstep.agent.watch import RankWatch, Spawn, Watched
 from everstep.checkpoint import slots
@@ -47,6 +48,7 @@ from everstep.core.agent_io import (
     FetchVersion,
     ForkFailed,
     ForkRanks,
+    GiveStacks,
     KillRanks,
     LeaveMachine,
     PersistShards,
@@ -54,6 +56,7 @@ from everstep.core.agent_io import (
     RanksGone,
     RanksRemain,
     SendReport,
+    TakeStacks,
     TryImports,
 )
 from everstep.events import (
@@ -96,6 +99,7 @@ class Hands(NamedTuple):
     own_disk: OwnDisk
     shards: Shards
     code: Code
+    tracer: Tracer
     link: ControllerLink
 
 
@@ -126,6 +130,7 @@ class Effects:
             FetchVersion: self._fetch_version,
             TryImports: self._try_imports,
             DoTest: self._test,
+            GiveStacks: self._give_stacks,
             DoFault: self._do_fault,
         }
         """What nothing else ends and nothing else waits for."""
@@ -139,7 +144,7 @@ class Effects:
         elif isinstance(action, ForkRanks):
             self._begin(ForkRanks, self._fork(action))
         elif isinstance(action, KillRanks):
-            self._cancel(KillRanks, PersistShards, BackUpShards)
+            self._cancel(KillRanks, PersistShards, BackUpShards, TakeStacks)
             self._hands.shards.fence(action.generation)
             self._begin(KillRanks, self._kill(action))
         elif isinstance(action, PersistShards):
@@ -147,8 +152,11 @@ class Effects:
         elif isinstance(action, BackUpShards):
             self._cancel(BackUpShards)
             self._begin(BackUpShards, self._back_up(action))
+        elif isinstance(action, TakeStacks):
+            self._cancel(TakeStacks)
+            self._begin(TakeStacks, self._take_stacks(action))
         elif isinstance(action, LeaveMachine):
-            self._cancel(KillRanks, PersistShards, BackUpShards)
+            self._cancel(KillRanks, PersistShards, BackUpShards, TakeStacks)
             self._spawn(self._leave(action))
         else:
             self._spawn(self._by_themselves[type(action)](action))
@@ -321,6 +329,12 @@ class Effects:
                 why=tried.why,
             )
         )
+
+    async def _take_stacks(self, action: TakeStacks) -> None:
+        self._post(await self._hands.tracer.take(action.order))
+
+    async def _give_stacks(self, action: GiveStacks) -> None:
+        self._post(self._hands.tracer.give(action.order))
 
     async def _fetch_version(self, action: FetchVersion) -> None:
         self._post(await self._hands.code.hold(action.order, self._hands.memory.version))

@@ -1,5 +1,7 @@
 """Reads the heartbeat slots: how far the ranks of one generation are, and who left them there.
 
+And beside them the paces: what ranks do, and how long they compute in a step.
+
 Used by the shell on a timer, after a notice, and once at its start (adoption). Only reads.
 """
 
@@ -11,10 +13,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+from everstep.agent.paces import Paces
 from everstep.core.agent_io import NumbersRead, SlotsRead
 from everstep.model import NO_STEP, Generation, Rank, Seconds, Step
 from everstep.sightings import BadNumber, Numbers
 from everstep.trainer.heartbeat import Heartbeat, SlotReader
+from everstep.trainer.pace import FILE
 
 FIRST_PROGRESS_EVERY_S: Seconds = 0.025
 """Between looks while the first step of a generation is awaited: a restart's last phase."""
@@ -43,6 +47,7 @@ class Progress:
         self._local_ranks = local_ranks
         self._reader: SlotReader | None = None
         self._numbers_of: dict[Generation, Step] = {}
+        self._paces = Paces(heartbeat.with_name(FILE), local_ranks)
 
     def reserve(self) -> None:
         """Make room for the slots. OSError if shared memory has none."""
@@ -76,13 +81,27 @@ class Progress:
         beats = self.of(generation)
         if not beats:
             return None
+        paces = self._paces.read(generation, self._rank_of(generation))
         return SlotsRead(
             generation=generation,
             slowest=Step(min(beat.step for beat in beats)),
             fastest=Step(max(beat.step for beat in beats)),
             step_s=_first_number(sorted((beat.step_s for beat in beats), reverse=True)),
             loss=_first_number(beat.loss for beat in beats),
+            attached=any(beat.attached for beat in beats),
+            phase=paces.phase,
+            phase_s=paces.phase_s,
+            computes=paces.computes,
         )
+
+    def _rank_of(self, generation: Generation) -> dict[int, Rank]:
+        """Of each slot whose rank is of this generation."""
+        read = [] if self._reader is None else self._reader.read()
+        return {
+            index: Rank(beat.rank)
+            for index, beat in enumerate(read)
+            if beat is not None and beat.generation == generation
+        }
 
     def communicating(self) -> bool:
         """Whether any rank here says that it exchanges data with others. Any thread may ask."""

@@ -24,6 +24,11 @@ ROLE = "default"
 
 _UNLESS_SET = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
 """What torchrun sets unless the user has."""
+_FLIGHT_RECORDER = {"TORCH_FR_BUFFER_SIZE": "2000"}
+"""Collectives that each rank's flight recorder keeps, whatever its back end: torch's own example.
+"""
+_FLIGHT_RECORDER_BEFORE = "TORCH_NCCL_TRACE_BUFFER_SIZE"
+"""The name that it had before."""
 
 
 def fork_request(
@@ -67,6 +72,8 @@ def _defaults(here: ThisMachine, base: Mapping[str, str]) -> dict[str, str]:
         # torchrun's protection against every rank using every core.
         defaults["OMP_NUM_THREADS"] = "1"
     told = {**base, **here.setup.env, **here.spec.env}
+    if _FLIGHT_RECORDER_BEFORE not in told:
+        defaults |= _FLIGHT_RECORDER
     return {name: value for name, value in defaults.items() if name not in told}
 
 

@@ -8,6 +8,7 @@ tracebacks, exit codes, threads and atexit handlers. Nothing here may touch CUDA
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib.machinery
 import io
@@ -25,11 +26,15 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import NamedTuple
 
+import msgspec
+
 from everstep.agent import placing
 from everstep.agent.fork import Forked, ForkRequest, RankPlan
 from everstep.agent.placing import Places
 from everstep.agent.store import await_store
 from everstep.processes import identify
+from everstep.trainer import dumping
+from everstep.trainer.context import VARIABLE, AttachContext
 from everstep.trainer.heartbeat import Heartbeat, SlotWriter
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
@@ -158,6 +163,7 @@ def run_program(program: Program) -> None:
     if reconfigure is not None:
         # A log is read while it grows: by people, and after a kill.
         reconfigure(line_buffering=True)
+    _show_stacks()
     program = _in_its_place(program)
     sys.orig_argv = [sys.executable, *(["-m"] if program.module else []), *program.command]
     main = new_main()
@@ -172,6 +178,15 @@ def run_program(program: Program) -> None:
         _hide_our_frames(error)
         _write_error_file(error)
         raise
+
+
+def _show_stacks() -> None:
+    """To whoever asks, where py-spy may not look."""
+    text = os.environ.get(VARIABLE)
+    if text is not None:
+        with contextlib.suppress(OSError, msgspec.MsgspecError):
+            context = msgspec.json.decode(text, type=AttachContext)
+            dumping.register(Path(context.shm), context.local_rank)
 
 
 def _in_its_place(program: Program) -> Program:

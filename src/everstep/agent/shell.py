@@ -10,11 +10,14 @@ import asyncio
 import contextlib
 import os
 import time
+from functools import partial
 from typing import NoReturn
 
 from everstep import __version__
+from everstep.agent.activity import Activity
 from everstep.agent.adoption import adopt
 from everstep.agent.checking import Checking, Machine
+from everstep.agent.checks.check import Here
 from everstep.agent.checks.kernel.kmsg import boot_id
 from everstep.agent.checks.monitor import Said
 from everstep.agent.code import Code
@@ -39,9 +42,12 @@ from everstep.agent.saved import Saves
 from everstep.agent.shards import Shards
 from everstep.agent.testing import Testing, all_checks
 from everstep.agent.this_machine import ThisMachine
-from everstep.agent.watch import RankWatch
+from everstep.agent.tracing.tracer import Tracer
+from everstep.agent.traffic import counted
+from everstep.agent.watch import RankWatch, Watched
 from everstep.core.agent import AgentCore
 from everstep.core.agent_io import (
+    ActivityRead,
     AgentEvent,
     ChecksRead,
     ControllerConnected,
@@ -72,6 +78,8 @@ class AgentShell:
         self._look_now = asyncio.Event()
         self._ready = False
         self._log_numbers = LogNumbers()
+        one_host = here.spec.local or here.spec.nnodes == 1
+        self._activity = Activity(here.paths.rank_log, partial(counted, Here(), loopback=one_host))
         self._log_findings = LogFindings(here.setup.machine, here.spec.world_size)
         self._groups_of = NO_GENERATION
         """Whose parallel groups were looked at."""
@@ -111,6 +119,7 @@ class AgentShell:
             own_disk=own_disk,
             shards=shards,
             code=Code(here, shards.client, shards.code_store),
+            tracer=Tracer(here, lambda: ranks.running),
             link=ControllerLink(here, self._id, memory.term, self),
         )
 
@@ -126,6 +135,7 @@ class AgentShell:
         for watching in (self._hands.link.run(), self._look_at_slots(), self._follow_output()):
             self._tasks.create_task(watching)
         self._tasks.create_task(self._checking.run())
+        self._tasks.create_task(self._activity.run(self._running, self._events.put_nowait))
         self._tasks.create_task(self._get_ready())
         self._tasks.create_task(self._hands.code.look_ahead())
         self._tasks.create_task(self._hands.gpus.get_ready())
@@ -140,7 +150,7 @@ class AgentShell:
         for action in actions:
             self._effects.act(action)
         self._events.task_done()
-        if not isinstance(event, SlotsRead | NumbersRead):
+        if not isinstance(event, SlotsRead | NumbersRead | ActivityRead):
             self._look_now.set()
 
     async def _next_event(self) -> AgentEvent:
@@ -238,6 +248,11 @@ class AgentShell:
 
     def _pids(self) -> list[int]:
         return [watched.process.pid for watched in self._hands.ranks.running]
+
+    def _running(self) -> list[Watched]:
+        """Ranks of the generation that runs, without what is left of an older one."""
+        newest = self._core.generation
+        return [each for each in self._hands.ranks.running if each.generation == newest]
 
     def _checks_say(self, said: tuple[Said, ...]) -> None:
         if not self._effects.leaving:

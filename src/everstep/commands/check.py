@@ -26,6 +26,7 @@ from everstep.agent.checks.memory import ChecksMemory, KeptChild
 from everstep.agent.checks.monitor import Monitor, Remembered
 from everstep.agent.checks.node import DEFAULT_SOCKET
 from everstep.agent.checks.registry import SOURCES, make_source
+from everstep.agent.tracing.spy import Spy, WhyNot
 from everstep.commands import check_report
 from everstep.commands.check_choice import chosen, listed, read_limits
 from everstep.commands.check_report import Absent, Report, Unseen
@@ -36,6 +37,7 @@ from everstep.commands.show import print_json
 from everstep.diagnosis.words import Verdict
 from everstep.health import Result
 from everstep.model import MachineId, Seconds
+from everstep.processes import identify
 
 __all__ = ["DEFAULT_SOCKET", "TIME_LIMIT_S", "Asked", "check", "serve", "show_list"]
 
@@ -46,6 +48,13 @@ _NO_CHILD = "its child process"
 """What cannot be started here says nothing of the rights to look."""
 _COULD_NOT = "Find out why: until then nobody watches this here."
 _MAY_NOT = "Run it as root."
+_STACKS = {
+    WhyNot.MISSING: "Install everstep[agent]: else a hang shows little of what its ranks do.",
+    WhyNot.DENIED: "Until it may (as root, or with kernel.yama.ptrace_scope=0) ranks write them"
+    " themselves, and their children's are not seen.",
+}
+"""Why stacks of ranks cannot be seen, and what to do."""
+STACKS_WITHIN_S: Seconds = 3.0
 
 
 class Asked(NamedTuple):
@@ -130,6 +139,7 @@ class _Look:
         socket = str(asked.socket)
         self._here = Here(root=asked.root, boot_id=boot_id(Path(asked.root)), node_socket=socket)
         self._limit_s = asked.time_limit_s
+        self._one_thing = bool(asked.only)
         self._late = f"there was no answer within the {self._limit_s:g} s of --time-limit"
         self._state = state
         self._memory = ChecksMemory(state / _STATE_FILE, self._here.boot_id)
@@ -143,7 +153,9 @@ class _Look:
     async def report(self) -> Report:
         began = time.monotonic()
         try:
-            await self._looking.look(self._here, self._limit_s, self._late)
+            _, stacks = await asyncio.gather(
+                self._looking.look(self._here, self._limit_s, self._late), self._stacks()
+            )
         finally:
             await self._looking.close()
         if self._lock >= 0:
@@ -153,11 +165,22 @@ class _Look:
         made = check_report.report(
             [_with_advice(each) for each in results if not _may_not(each)],
             self._grouped_absent(),
-            _unseen(filter(_may_not, results)),
+            [*_unseen(filter(_may_not, results)), *stacks],
             sorted(name for name, found in self._monitor.latest.items() if not found),
         )
         seconds = round(time.monotonic() - began, 3)
         return msgspec.structs.replace(made, notes=tuple(self._notes), seconds=seconds)
+
+    async def _stacks(self) -> list[Unseen]:
+        """Whether py-spy may look into processes of this user: tried on this one."""
+        process = None if self._one_thing else identify(os.getpid())
+        if process is None:
+            return []
+        answer = await Spy().dump(process, STACKS_WITHIN_S)
+        if answer.dump is not None or answer.why not in _STACKS:
+            return []
+        do = _STACKS[answer.why]
+        return [Unseen(checks=("stacks of ranks",), why=str(answer.why), do=do)]
 
     # --- from call to call ---
 

@@ -19,6 +19,8 @@ from everstep.code.manifest import Manifest
 from everstep.code.manifest import decoded as decoded_manifest
 from everstep.controller.accepting import Asked
 from everstep.controller.code import Accepted, RollBack, RollsBack
+from everstep.controller.look_views import StacksView
+from everstep.controller.looks import LookAsked
 from everstep.controller.output import OutputPage
 from everstep.controller.version_views import VersionsView
 from everstep.controller.views import IncidentsView, StatusView
@@ -30,8 +32,8 @@ from everstep.paths import Endpoint, JobPaths
 _Content = TypeVar("_Content")
 TIMEOUT_S = 10.0
 """A controller answers in milliseconds; one that is busy replaying a long journal in seconds."""
-
-
+LOOKS_S = 60.0
+"""Time to send a look: thousands of distinct stacks in the worst case."""
 MERGE_S = 120.0
 """Time for what the controller does with files: 20,000 of them, on a slow disk."""
 
@@ -103,6 +105,18 @@ class Client:
     def inject(self, fault: Fault, rank: int | None, machine: str | None) -> None:
         wanted = {"fault": str(fault), "rank": rank, "machine": machine}
         self._call("POST", "/v1/inject", json=wanted)
+
+    # --- stacks ---
+
+    def ask_look(self, by: str) -> int:
+        """Ask for a look at all stacks; it will have a higher number than the answer."""
+        asked = _decoded(self._call("POST", "/v1/stacks", json={"by": by}), LookAsked)
+        return asked.after
+
+    def stacks(self, after: int = 0) -> StacksView:
+        """The newest look that is judged and later than number `after`."""
+        content = self._call("GET", "/v1/stacks", params={"after": after}, timeout=LOOKS_S)
+        return _decoded(content, StacksView)
 
     # --- code ---
 

@@ -6,20 +6,24 @@ little memory, and hands them to diagnosis/. Needs no job, no controller and no 
 
 from __future__ import annotations
 
-import bz2
-import gzip
-import lzma
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import IO, cast
 
 import msgspec
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
+from everstep.commands.dump_files import (
+    PACKED,
+    STDIN,
+    UNREADABLE,
+    Opened,
+    files_of,
+    why_unread,
+)
 from everstep.commands.screen import console
 from everstep.commands.show import print_json
 from everstep.diagnosis.answer import Answer
@@ -32,17 +36,6 @@ from everstep.diagnosis.tables import own_grades, own_rules
 from everstep.model import UserError, Value
 
 CHUNK_BYTES = 4 << 20
-STDIN = "-"
-_PACKED: dict[str, Callable[..., object]] = {
-    ".gz": lambda filename: gzip.GzipFile(fileobj=filename),
-    ".bz2": bz2.BZ2File,
-    ".xz": lzma.LZMAFile,
-}
-_NO_OUTPUT = frozenset(
-    {".py", ".sh", ".toml", ".yaml", ".yml", ".md", ".ipynb"}
-    | {".pt", ".pth", ".ckpt", ".distcp", ".safetensors", ".npy", ".so"}
-)
-"""Files of a directory that no job printed: they are read only if they are named."""
 PACKED_TIMES = 10
 """How much larger a packed log is, roughly."""
 _SLOW_BYTES = 64 << 20
@@ -63,7 +56,7 @@ def diagnose(paths: Sequence[str], *, layout: Path | None, extra: Path | None, j
     """Print the answer."""
     rules = _rules(extra)
     inquiry = Investigation(rules, own_grades(), _site(layout), Patterns(rules))
-    files = list(_files(paths))
+    files = list(files_of(paths))
     if not files:
         raise UserError(f"There is no file in {', '.join(paths)}: name logs, dumps or a directory.")
     unread = _read_all(inquiry, files)
@@ -104,23 +97,6 @@ def _site(layout: Path | None) -> Site:
 # --- reading -------------------------------------------------------------------------------------
 
 
-def _files(paths: Sequence[str]) -> Iterator[str]:
-    """Every file that is meant, directories with all that is in them."""
-    for path in paths:
-        if path == STDIN:
-            yield path
-        elif Path(path).is_dir():
-            yield from sorted(str(each) for each in Path(path).rglob("*") if _may_tell(each))
-        elif Path(path).exists():
-            yield path
-        else:
-            raise UserError(f"There is no {path}.")
-
-
-def _may_tell(file: Path) -> bool:
-    return file.is_file() and file.suffix not in _NO_OUTPUT
-
-
 def _read_all(inquiry: Investigation, files: Sequence[str]) -> list[str]:
     """Feed every file; those that cannot be read, with the reason."""
     unread = []
@@ -131,15 +107,15 @@ def _read_all(inquiry: Investigation, files: Sequence[str]) -> list[str]:
                 for size in _read(inquiry, file):
                     if progress is not None and task is not None:
                         progress.advance(task, size)
-            except (OSError, EOFError, lzma.LZMAError) as error:
-                unread.append(f"{file}: {getattr(error, 'strerror', None) or error}")
+            except UNREADABLE as error:
+                unread.append(why_unread(file, error))
     return unread
 
 
 def _read(inquiry: Investigation, file: str) -> Iterator[int]:
     """Feed one file, piece by piece; how far it came in bytes on disk."""
     text = inquiry.open(file, _unpacked_bytes(file))
-    with _Opened(file) as (source, packed):
+    with Opened(file) as (source, packed):
         before = 0
         while chunk := source.read(CHUNK_BYTES):
             text.feed(chunk)
@@ -149,34 +125,12 @@ def _read(inquiry: Investigation, file: str) -> Iterator[int]:
     inquiry.close(text)
 
 
-class _Opened(AbstractContextManager[tuple[IO[bytes], IO[bytes] | None]]):
-    """A file, unpacked as it is read, and the packed file beneath it."""
-
-    def __init__(self, file: str) -> None:
-        self._packed = None if file == STDIN else Path(file).open("rb")  # noqa: SIM115
-        unpack = _PACKED.get(Path(file).suffix)
-        if self._packed is None:
-            self._source: IO[bytes] = sys.stdin.buffer
-        elif unpack is None:
-            self._source = self._packed
-        else:
-            self._source = cast("IO[bytes]", unpack(filename=self._packed))
-
-    def __enter__(self) -> tuple[IO[bytes], IO[bytes] | None]:
-        return self._source, self._packed
-
-    def __exit__(self, *_: object) -> None:
-        if self._packed is not None:
-            self._source.close()
-            self._packed.close()
-
-
 def _unpacked_bytes(file: str) -> int | None:
     """The size of a text, as far as it is known before it is read."""
     if file == STDIN:
         return None
     size = Path(file).stat().st_size
-    return size * PACKED_TIMES if Path(file).suffix in _PACKED else size
+    return size * PACKED_TIMES if Path(file).suffix in PACKED else size
 
 
 def _total(files: Sequence[str]) -> int | None:

@@ -328,6 +328,18 @@ _OURS = (
         "over in half the time until the next one).",
     ),
     _ours("--backup-interface", "NAME", "Network interface of each machine that they go over."),
+    _ours(
+        "--stall-limit",
+        "MIN[:MAX]",
+        "Shortest and longest time without a step after which the stacks of all ranks are looked "
+        "at, as 30s or 30s:20m (default 10s:10m). In between, it follows the job's own pace.",
+    ),
+    _ours(
+        "--no-hang-detection",
+        "",
+        "Never look into a job that stands still or became slower: a hang then lasts until "
+        "somebody ends it. `everstep stacks` still works.",
+    ),
     _ours("--no-checks", "", "Do not check machines while ranks train."),
     _ours(
         "--check-limits",
@@ -412,6 +424,8 @@ class RunFlags(Value, frozen=True, kw_only=True, forbid_unknown_fields=True):
     layout: str | None = None
     elastic_dp: int | None = None
     elastic_sharded: bool = False
+    stall_limit: str = ""
+    no_hang_detection: bool = False
     no_checks: bool = False
     check_limits: str = ""
     metrics_port: int = 0

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
+from everstep.actions import Rung
 from everstep.commands import jobs
 from everstep.commands.client import Away, Client
 from everstep.commands.presses import Presses
@@ -189,7 +190,9 @@ class Follower:
 
 
 def _led_to(incident: IncidentView, generation: Generation) -> bool:
-    return any(rung.generation == generation for rung in incident.rungs)
+    """Whether ranks were started with one of its rungs."""
+    started = (rung for rung in incident.rungs if rung.rung is not Rung.AGGREGATE)
+    return any(rung.generation == generation for rung in started)
 
 
 def _due(view: VersionView) -> str:

@@ -7,7 +7,8 @@ that shows something asks the controller first and comes here when that is away.
 from __future__ import annotations
 
 from everstep import __version__
-from everstep.controller import version_views, views
+from everstep.controller import look_views, version_views, views
+from everstep.controller.look_views import StacksView
 from everstep.controller.version_views import VersionsView
 from everstep.controller.views import IncidentsView, StatusView
 from everstep.journal import Index, JournalError, Replayed, StoryLine
@@ -29,6 +30,11 @@ def incidents(job: JobPaths) -> IncidentsView:
 def versions(job: JobPaths) -> VersionsView:
     replayed = _replayed(job)
     return version_views.versions(replayed.core.state, replayed.last_time)
+
+
+def stacks(job: JobPaths) -> StacksView:
+    replayed = _replayed(job)
+    return look_views.stacks(replayed.core.state, replayed.last_time)
 
 
 def why(job: JobPaths, subject: str) -> list[StoryLine]:

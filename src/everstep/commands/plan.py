@@ -12,12 +12,12 @@ import re
 from enum import StrEnum
 from pathlib import Path
 
-import msgspec
-
 from everstep.agent.checks.registry import make_checks
 from everstep.checkpoint.tier import FILE, TierFailed, is_url, tier_at
 from everstep.commands.elastic import check_elastic, read_elastic
 from everstep.commands.flags import RunFlags
+from everstep.commands.layout_text import layout_spec
+from everstep.commands.policy import read_policy
 from everstep.core.groups import layout_of
 from everstep.model import (
     CheckLimits,
@@ -28,7 +28,6 @@ from everstep.model import (
     JobId,
     JobSpec,
     LayoutSpec,
-    PolicySpec,
     UserError,
     Value,
 )
@@ -232,9 +231,6 @@ def _spec(flags: RunFlags, facts: HostFacts, *, name: JobId, nnodes: int, local:
             f"--node-rank {flags.node_rank} is not a position among {nnodes} machines: give 0 to "
             f"{nnodes - 1}; positions count machines, not ranks."
         )
-    policy = PolicySpec()
-    if flags.max_restarts is not None:
-        policy = PolicySpec(recoveries_max=flags.max_restarts)
     spec = JobSpec(
         job=name,
         uid=facts.uid,
@@ -260,7 +256,7 @@ def _spec(flags: RunFlags, facts: HostFacts, *, name: JobId, nnodes: int, local:
             backup_bytes_per_s=float(flags.backup_rate << 20),
             backup_interface=flags.backup_interface,
         ),
-        policy=policy,
+        policy=read_policy(flags),
         checks=_checks(flags, facts),
         layout=None if flags.layout is None else read_layout(flags.layout, nnodes, nproc),
         elastic=read_elastic(flags),
@@ -330,16 +326,7 @@ def _source_notes(flags: RunFlags) -> list[str]:
 
 def read_layout(text: str, nnodes: int, nproc: int) -> LayoutSpec:
     """The layout that --layout describes. Raises UserError if it is not that of these ranks."""
-    fields: dict[str, int | tuple[str, ...]] = {}
-    for part in text.split(","):
-        name, _, value = part.partition("=")
-        if name == "order":
-            fields[name] = tuple(value.split("-"))
-        elif name in ("tp", "cp", "dp", "pp", "ep") and value.isdecimal():
-            fields[name] = int(value)
-        else:
-            raise UserError(f"--layout {text}: {part!r} is no size; write tp=8,pp=4,dp=2.")
-    spec = msgspec.convert(fields, LayoutSpec)
+    spec = layout_spec(text)
     layout = layout_of(spec, nproc)
     if layout.world_size != nnodes * nproc:
         raise UserError(

@@ -30,6 +30,8 @@ def status(job: JobPaths, *, json: bool) -> None:
     console.print(tables.machines(answer))
     if answer.alerts:
         console.print(tables.alerts(answer))
+    for line in tables.looking(answer):
+        console.print(line, soft_wrap=True, markup=False)
     console.print(tables.account(answer.seconds, answer.ettr), soft_wrap=True)
     for line in (*tables.code(answer), *tables.evictions(answer.evictions)):
         console.print(line, soft_wrap=True, markup=False)

@@ -24,6 +24,7 @@ _SHOWN_ELSEWHERE = ("id", "cause", "why", "action")
 _LABELS: dict[str, Callable[[dict[str, Any]], str]] = {
     "OpenIncident": lambda fields: str(fields.get("incident")),
     "TakeRung": lambda fields: str(fields.get("rung")),
+    "JudgeStacks": lambda fields: f"look {fields.get('look')}: {fields.get('result')}",
     "SwitchCode": lambda fields: "rolled back" if fields.get("rolled_back") else "other code",
     "RefuseUpdate": lambda _: "update refused",
     "EvictMachine": lambda fields: f"{fields.get('machine')} is evicted",
@@ -35,6 +36,17 @@ _LABELS: dict[str, Callable[[dict[str, Any]], str]] = {
     "FinishJob": lambda _: "the job ends",
 }
 """Decisions that make the story when everything else is left out, and what they are called then."""
+_FACTS: dict[str, Callable[[dict[str, Any]], str]] = {
+    "StacksTaken": lambda fields: (
+        f"look {fields.get('look')}: {len(fields.get('machines', ()))} machines have answered, and"
+        f" show {len(fields.get('clusters', ()))} different things"
+    ),
+    "StacksSent": lambda fields: (
+        f"look {fields.get('look')}: {fields.get('machine')} sends the text of"
+        f" {len(fields.get('stacks', ()))} stacks"
+    ),
+}
+"""Facts whose fields are for programs, as sentences."""
 _VERSION = re.compile(r"[0-9a-f]{64}")
 _DIGITS = 8
 """Of the id of a code version, as in decisions."""
@@ -65,7 +77,10 @@ def story(lines: list[StoryLine]) -> Table:
     for line, machines in _together(lines):
         decided = line.part is Part.ACTION
         what = Text(f"{line.name}: ", style="bold" if decided else "")
-        if len(machines) > 1:
+        count = line.fields.get("machines_in_all", 0)
+        if count > 1:
+            what.append(f"{count} machines: ", style="")
+        elif len(machines) > 1:
             names = ", ".join(machines[:_MANY]) + ", ..." * (len(machines) > _MANY)
             what.append(f"{len(machines)} machines ({names}): ", style="")
         what.append(line.why or facts(line), style="")
@@ -88,6 +103,8 @@ def _likeness(line: StoryLine) -> tuple[str, ...]:
 
 def facts(line: StoryLine) -> str:
     """The fields that say something, as words."""
+    if line.name in _FACTS:
+        return _FACTS[line.name](line.fields)
     told = {
         name: value
         for name, value in line.fields.items()

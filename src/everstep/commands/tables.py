@@ -45,9 +45,17 @@ def progress(status: StatusView) -> str:
     parts.append(_machines(status))
     if status.ettr is not None:
         parts.append(f"ETTR {status.ettr:.3f}")
+    if status.looking:
+        parts.append(status.looking.partition(":")[0])
     if status.incident is not None:
         parts.append(f"incident {status.incident} is open")
     return " | ".join(parts)
+
+
+def looking(status: StatusView) -> list[str]:
+    """A stall or slow training that is looked into, and who is slow: one line each."""
+    slow = [f"straggler: {status.straggler}"] if status.straggler else []
+    return [f"looked into: {status.looking}", *slow] if status.looking else slow
 
 
 def layout(status: StatusView) -> list[str]:
@@ -158,8 +166,9 @@ def incidents(view: IncidentsView) -> Table:
     for incident in view.incidents:
         cost = [incident.seconds.get(owner, 0.0) for owner, _ in columns]
         story = Text(f"{incident.symptom}: {outcome(incident)}")
-        if incident.cause:
-            story.append(f"; {incident.cause}")
+        told = (incident.cause, "" if incident.verdict in incident.cause else incident.verdict)
+        for sentence in filter(None, told):
+            story.append(f"; {sentence}")
         if incident.rungs:
             story.append(f" [{rungs(incident)}]")
         table.add_row(incident.incident, story, *map(number, cost), number(sum(cost)))
@@ -179,7 +188,8 @@ def outcome(incident: IncidentView) -> str:
         restored = f"restored step {incident.restored}"
         parts.append(restored if incident.restored >= 0 else "began anew")
     if incident.evicted:
-        parts.append(f"evicted {', '.join(incident.evicted)}")
+        group = f" (group {incident.group})" if incident.group else ""
+        parts.append(f"evicted {', '.join(incident.evicted)}{group}")
     return "; ".join(parts)
 
 

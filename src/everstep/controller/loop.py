@@ -50,7 +50,7 @@ class Loop:
         now = self._clock.now()
         actions = self._core.handle(incoming.event, now)
         if self._core.state.spec is not None:
-            self._intake.expect(self._core.state.job.nnodes)
+            self._intake.expect(self._core.state.job)
         self._journal.append(incoming.event, now, origin=incoming.origin, actions=actions)
         if any(isinstance(action, DURABLE) for action in actions):
             self._journal.sync()

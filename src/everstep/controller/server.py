@@ -35,6 +35,8 @@ from everstep.controller.gate import (
     json_response,
 )
 from everstep.controller.incoming import Incoming
+from everstep.controller.look_views import StacksView
+from everstep.controller.looks import LooksApi, LooksDesk
 from everstep.controller.output import OutputRing
 from everstep.controller.version_views import VersionsView
 from everstep.controller.views import IncidentsView, StatusView
@@ -79,6 +81,8 @@ class Desk(NamedTuple):
     agents: Agents
     versions: Callable[[], VersionsView]
     store: CodeStore
+    stacks: Callable[[int], StacksView]
+    """Looks later than this number."""
 
 
 class Api:
@@ -167,8 +171,10 @@ def make_app(desk: Desk, token: str) -> ASGIApp:
             journalled=api.journalled,
         )
     )
+    looks = LooksApi(LooksDesk(state=desk.state, view=desk.stacks, journalled=api.journalled))
     routes = [
         *code.routes(),
+        *looks.routes(),
         Route("/v1/status", api.status),
         Route("/v1/incidents", api.incidents),
         Route("/v1/why/{id}", api.why),

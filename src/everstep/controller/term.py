@@ -17,7 +17,7 @@ from everstep import __version__
 from everstep.checkpoint.tier import tier_at
 from everstep.cluster.base import Cluster, JoiningHosts, Journalled
 from everstep.code.store import CodeStore
-from everstep.controller import version_views, views
+from everstep.controller import look_views, version_views, views
 from everstep.controller.act import Hands
 from everstep.controller.agents import Agents
 from everstep.controller.clock import Clock
@@ -191,6 +191,9 @@ class Controller:
             agents=self._agents,
             versions=lambda: version_views.versions(self._core.state, self._clock.now()),
             store=CodeStore(self._paths.code),
+            stacks=lambda after: look_views.stacks(
+                self._core.state, self._clock.now(), after=after
+            ),
         )
 
     def _status(self) -> views.StatusView:

@@ -8,6 +8,7 @@ Times are in seconds; points in time are by the controller's clock (seconds sinc
 from __future__ import annotations
 
 from everstep.actions import Outcome, Rung
+from everstep.controller import look_views
 from everstep.controller.version_views import CodeView, code, name_of
 from everstep.core.alerts import usable
 from everstep.core.ettr import WINDOW_S, Owner, ettr, spent
@@ -171,6 +172,10 @@ class StatusView(Value, frozen=True, kw_only=True):
     """How many there should be now."""
     standbys_why: str = ""
     """Why, as a clause, if they follow the job's history."""
+    looking: str = ""
+    """What is looked into now: a stall, or slow training; empty if nothing is."""
+    straggler: str = ""
+    """The rank that holds up all others although nothing stands still; empty if none does."""
 
 
 class RungView(Value, frozen=True, kw_only=True):
@@ -212,6 +217,10 @@ class IncidentView(Value, frozen=True, kw_only=True):
     version: str = ""
     """Name of the code version that ran when it began."""
     rungs: tuple[RungView, ...] = ()
+    verdict: str = ""
+    """What the look at all stacks meant that decided it; empty if none did."""
+    group: str = ""
+    """The parallel group that was judged as a whole, if one was."""
 
 
 class IncidentsView(Value, frozen=True, kw_only=True):
@@ -282,6 +291,8 @@ def status(state: State, now: Seconds, notes: tuple[str, ...] = ()) -> StatusVie
         machine_safe=state.safe.step if state.safe is not None else None,
         standbys_wanted=wanted.wanted,
         standbys_why=wanted.why,
+        looking=look_views.watching(state, now),
+        straggler=look_views.straggler(state),
     )
 
 
@@ -344,6 +355,7 @@ def _evicted(state: State) -> EvictionsView:
 
 
 def _incident(state: State, incident: Incident, now: Seconds) -> IncidentView:
+    judged = look_views.judged_of(state, incident)
     return IncidentView(
         incident=incident.incident,
         symptom=incident.symptom,
@@ -362,6 +374,8 @@ def _incident(state: State, incident: Incident, now: Seconds) -> IncidentView:
         planned=incident.planned,
         version=name_of(state, incident.version),
         rungs=tuple(_rung(taken) for taken in incident.rungs),
+        verdict="" if judged is None else judged.verdict,
+        group="" if judged is None else look_views.group_of(judged),
     )
 
 

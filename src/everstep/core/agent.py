@@ -35,6 +35,7 @@ from everstep.actions import (
     TryVersion,
 )
 from everstep.core.agent_io import (
+    ActivityRead,
     AgentAction,
     AgentEvent,
     BackUpShards,
@@ -65,6 +66,7 @@ from everstep.core.agent_io import (
     Told,
     TryImports,
 )
+from everstep.core.quietness import Telling
 from everstep.events import (
     AlertCleared,
     AlertRaised,
@@ -164,6 +166,7 @@ class AgentCore:
         self._numbers: tuple[Numbers, ...] = ()
         self._numbers_told_at: Seconds = float("-inf")
         self._bad_told: tuple[Generation, BadNumber | None, BadNumber | None] | None = None
+        self._activity = Telling()
         self._unsaid: list[tuple[Seconds, AlertRaised | AlertCleared]] = []
         self._out: list[AgentAction] = []
 
@@ -238,6 +241,7 @@ class AgentCore:
         self._slowest = self._told = NO_STEP
         self._groups = None
         self._numbers = ()
+        self._activity.ranks_start()
         self._progress_at = now
         self._working[order.id] = StartRanks
         self._out.append(ForkRanks(id=order.id, cause=order.cause, why=order.why, order=order))
@@ -360,7 +364,8 @@ class AgentCore:
             self._slowest = event.slowest
             self._progress_at = now
         first = self._told == NO_STEP and event.slowest > NO_STEP
-        due = now - self._told_at >= REPORT_EVERY_S and event.slowest > NO_STEP
+        tells = event.slowest > NO_STEP or event.attached
+        due = now - self._told_at >= REPORT_EVERY_S and tells
         if not first and not due:
             return
         self._told, self._told_at = event.slowest, now
@@ -373,6 +378,10 @@ class AgentCore:
                 step_s=event.step_s,
                 age_s=now - self._progress_at,
                 loss=event.loss,
+                attached=event.attached,
+                phase=event.phase,
+                phase_s=event.phase_s,
+                computes=event.computes,
             ),
             str(event.generation),
         )
@@ -402,6 +411,14 @@ class AgentCore:
             ),
             str(event.generation),
         )
+
+    def activity_read(self, event: ActivityRead, now: Seconds) -> None:
+        """What waits for a controller would be old when it comes: it is told anew."""
+        if event.generation != self.generation or self._alone_since is not None:
+            return
+        told = self._activity.take(self.machine, event, self.policy, now)
+        if told is not None:
+            self._say(told, str(event.generation))
 
     def findings_read(self, event: FindingsRead, now: Seconds) -> None:
         """The first of a generation; a flood of different ones says no more than they do."""
@@ -530,6 +547,7 @@ _HANDLERS: dict[type[AgentEvent], Callable[[AgentCore, Any, Seconds], None]] = {
     RankExited: AgentCore.rank_exited,
     SlotsRead: AgentCore.slots_read,
     NumbersRead: AgentCore.numbers_read,
+    ActivityRead: AgentCore.activity_read,
     FindingsRead: AgentCore.findings_read,
     ChecksRead: AgentCore.checks_read,
     GroupsRead: AgentCore.groups_read,

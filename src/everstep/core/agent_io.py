@@ -44,13 +44,21 @@ from everstep.model import (
     Fact,
     Generation,
     Rank,
+    RankPhase,
     RankStatus,
     Seconds,
     SeenGroups,
     Step,
     Term,
 )
-from everstep.sightings import BadNumber, LossesCompared, MachineStacks, Numbers, StacksSent
+from everstep.sightings import (
+    BadNumber,
+    Computes,
+    LossesCompared,
+    MachineStacks,
+    Numbers,
+    StacksSent,
+)
 
 # --- events --------------------------------------------------------------------------------------
 
@@ -126,6 +134,11 @@ class SlotsRead(Fact, frozen=True, kw_only=True):
     fastest: Step
     step_s: Seconds | None = None
     loss: float | None = None
+    attached: bool = False
+    """A rank here said that it will tell of its steps."""
+    phase: RankPhase = RankPhase.TRAINING
+    phase_s: Seconds = 0.0
+    computes: tuple[Computes, ...] = ()
 
 
 class NumbersRead(Fact, frozen=True, kw_only=True):
@@ -137,6 +150,16 @@ class NumbersRead(Fact, frozen=True, kw_only=True):
     numbers: tuple[Numbers, ...] = ()
     bad: BadNumber | None = None
     differs: BadNumber | None = None
+
+
+class ActivityRead(Fact, frozen=True, kw_only=True):
+    """Whether the ranks of this machine do anything right now, once a second."""
+
+    generation: Generation
+    quiet_s: Seconds
+    """As in MachineActivity; 0: they do something."""
+    no_traffic_s: Seconds | None = None
+    idle_s: Seconds | None = None
 
 
 class FindingsRead(Fact, frozen=True, kw_only=True):
@@ -187,6 +210,7 @@ AgentEvent = (
     | RankExited
     | SlotsRead
     | NumbersRead
+    | ActivityRead
     | FindingsRead
     | ChecksRead
     | GroupsRead

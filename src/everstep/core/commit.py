@@ -42,11 +42,12 @@ from everstep.actions import (
     TryVersion,
     WakeStandby,
 )
+from everstep.core.accusers import lies_in
 from everstep.core.alerts import people_told, proven
 from everstep.core.ettr import Owner
 from everstep.core.evidence import judged
 from everstep.core.layouts import LAYOUT
-from everstep.core.looking import collect_stacks, judge_stacks, send_stacks
+from everstep.core.looked import collect_stacks, judge_stacks, send_stacks, stop_watching
 from everstep.core.probing import forget_probe, forget_probes, probe_machine
 from everstep.core.quarantine import (
     evicted,
@@ -119,6 +120,7 @@ def _begin_generation(state: State, action: BeginGeneration, now: Seconds) -> No
     """Everything older is void: its failures are the open incident's from here on."""
     incident = state.incident
     generation_ends(state, now)
+    stop_watching(state)
     state.planned = action.planned
     if incident is not None:
         known = {failure.event for failure in incident.failures}
@@ -340,7 +342,7 @@ def _expel(state: State, action: EvictMachine, now: Seconds) -> None:
     oldest = now - state.job.policy.accusers_within_s
     state.expelled = [each for each in state.expelled if each.at > oldest]
     state.expelled.append(Expelled(machine=action.machine, at=now, unit=action.unit))
-    if action.unit:
+    if lies_in(state.machines[action.machine], action.unit):  # a parallel group is no such place
         state.bad_units[action.unit] = None
 
 
@@ -367,6 +369,7 @@ def _page_human(state: State, action: PageHuman, now: Seconds) -> None:
 
 def _finish_job(state: State, action: FinishJob, now: Seconds) -> None:
     state.finish = action
+    stop_watching(state)
     state.account.end(now)
     _enter(state, Phase.ENDING, now)
 

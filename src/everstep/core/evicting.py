@@ -25,6 +25,7 @@ from everstep.core.alerts import (
 from everstep.core.deciding import Deciding
 from everstep.core.evidence import accused_by_output, judged
 from everstep.core.guards import too_many_restarts
+from everstep.core.over_eviction import swept
 from everstep.core.quarantine import acquitted, came_back
 from everstep.core.state import Machine, Phase, State
 from everstep.core.suspects import never_starts, pointed_at
@@ -104,7 +105,8 @@ def evict_standbys(d: Deciding) -> list[ControllerAction]:
 def tell_of_accused(d: Deciding) -> list[ControllerAction]:
     """Machines that are left where they are, although something speaks against them."""
     state = d.state
-    if not (state.alerted or state.evidence) or (state.phase is Phase.STOPPING and state.awaiting):
+    spoken = state.alerted or state.evidence or state.judged
+    if not spoken or (state.phase is Phase.STOPPING and state.awaiting):
         return []
     for group in _groups(d):
         certain = _is_certain(group) or group.too_many or _stopped(state)
@@ -198,7 +200,9 @@ def _ruling(d: Deciding) -> list[Group]:
     if stopped and state.incident is not None:
         more = _by_failure(state, accused, d.now)
         accused += [each for each in more if each.machine not in acquitted(state)]
-    return groups_of(state, accused, d.now)
+    groups = groups_of(state, accused, d.now)
+    shown = swept(state, groups, d.now) if stopped else None
+    return groups if shown is None else [*groups, shown]
 
 
 def _by_failure(state: State, accused: Sequence[Accusation], now: Seconds) -> list[Accusation]:

@@ -36,6 +36,8 @@ def failure_class(state: State, found: Judged | None) -> str:
     first = first_own(state)
     if first is None:
         return "machine accused"
+    if first.kind is FailureKind.HANG and state.judged is not None:
+        return str(state.judged.purpose)
     if first.kind is not FailureKind.EXITED:
         return str(first.kind)
     if first.error is not None:
@@ -48,7 +50,7 @@ def first_own(state: State) -> Failure | None:
     incident = state.incident
     if incident is None:
         return None
-    since = incident.rungs[-1].at if incident.rungs else float("-inf")
+    since = incident.starts[-1].at if incident.starts else float("-inf")
     known = {failure.event: failure for failure in (*incident.failures, *state.failures)}
     mine = [failure for failure in known.values() if failure.at >= since]
     own = [failure for failure in mine if not is_echo(failure)]

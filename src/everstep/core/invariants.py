@@ -19,6 +19,7 @@ from everstep.actions import (
     BackUpStep,
     BeginGeneration,
     CloseIncident,
+    CollectStacks,
     ControllerAction,
     EndController,
     EvictMachine,
@@ -31,6 +32,7 @@ from everstep.actions import (
     ProbeMachine,
     ReleaseMachine,
     ResizeJob,
+    SendStacks,
     StartRanks,
     StopRanks,
     TestMachine,
@@ -39,8 +41,11 @@ from everstep.actions import (
 from everstep.core.alerts import ALERTS_MAX, STRIKES_MAX, usable
 from everstep.core.code_watch import CodeWatch
 from everstep.core.ettr import spent
+from everstep.core.hang_watch import HangWatch
 from everstep.core.history import Condition
 from everstep.core.ladder_watch import LadderWatch
+from everstep.core.look_watch import LookWatch
+from everstep.core.looked import LOOKS_MAX, WHOLE_MAX, under_way
 from everstep.core.outcasts import Outcasts
 from everstep.core.sizes import alike
 from everstep.core.state import Phase, State
@@ -120,6 +125,8 @@ class Watch:
         self._witnesses = Witnesses()
         self.ladder = LadderWatch()
         self.code = CodeWatch()
+        self.hangs = HangWatch()
+        self.looks = LookWatch()
         self._expelled: list[tuple[Seconds, str]] = []
         """When what was evicted because something spoke against it: machines, or units as one."""
 
@@ -138,11 +145,14 @@ class Watch:
         self.outcasts.hear(event, now)
         self._take(event)
         self._witnesses.hear(event, now)
+        self.hangs.hear(event)
         for wrong in self.code.hear(event, now):
             must(False, wrong)
         for number, action in enumerate(actions):
             self._check_action(action, number)
             for wrong in self.code.see(action, now):
+                must(False, wrong)
+            for wrong in self.looks.see(action, self.positions.values()):
                 must(False, wrong)
             wrong = self.outcasts.problem(action)
             must(not wrong, wrong)
@@ -150,7 +160,9 @@ class Watch:
             if check is not None:
                 check(self, action)
         if self.spec is not None:
-            for wrong in self.ladder.see(actions, self.spec.policy):
+            policy = self.spec.policy
+            hangs = (wrong for action in actions for wrong in self.hangs.see(action, policy))
+            for wrong in (*self.ladder.see(actions, policy), *hangs):
                 must(False, wrong)
 
     def _take(self, event: ControllerEvent) -> None:
@@ -266,14 +278,21 @@ class Watch:
         assert self.spec is not None
         policy, name = self.spec.policy, f"{action.id} evicts {action.machine}"
         spoke = self._witnesses.spoke_against
+        shown = self.hangs.names(action.machine)
+        for wrong in self.hangs.evict(action, self._taken()) if shown else ():
+            must(False, wrong)
+        said = any(map(spoke, self._witnesses.machines)) if action.unit else spoke(action.machine)
         must(
-            any(map(spoke, self._witnesses.machines)) if action.unit else spoke(action.machine),
+            said or shown,
             f"{name}, and nobody said anything of it that is enough",
         )
         self._expelled.append((self.time, action.unit or action.machine))
         lately = {who for at, who in self._expelled if at > self.time - policy.accusers_within_s}
         most = max(policy.accused_max, policy.accused_share * self.spec.nnodes)
         must(len(lately) <= most, f"{name} after {len(lately) - 1} others within minutes")
+
+    def _taken(self) -> list[MachineId]:
+        return [*self.positions.values(), *self.evicted]
 
     def probe_machine(self, action: ProbeMachine) -> None:
         must(action.machine != action.target, f"{action.id} has {action.target} reach itself")
@@ -483,6 +502,24 @@ def check_state(state: State, now: Seconds) -> None:
     _check_incidents(state)
     _check_alerts(state)
     _check_versions(state)
+    _check_looks(state)
+
+
+def _check_looks(state: State) -> None:
+    """Looks are of ranks that run, who is waited for was asked, and what is kept is bounded."""
+    must(len(state.looks) <= LOOKS_MAX, f"{len(state.looks)} looks are kept")
+    whole = sum(bool(look.stacks or look.clusters) for look in state.looks)
+    must(whole <= WHOLE_MAX, f"of {whole} looks all is kept")
+    look, asked = under_way(state), {}
+    if state.watching is not None:
+        must(state.phase is Phase.RUNNING, f"ranks are looked at while it is {state.phase}")
+    if look is not None:
+        asked = dict.fromkeys([*look.awaiting.values(), *look.fetching.values()])
+    for action in state.outstanding.values():
+        owed = isinstance(action, CollectStacks | SendStacks)
+        must(not owed or action.id in asked, f"{action.id} is waited for by no look")
+    for key in asked:
+        must(key in state.outstanding, f"{key} is of a look, but was answered")
 
 
 def _check_versions(state: State) -> None:

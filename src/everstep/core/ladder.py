@@ -10,13 +10,15 @@ A failure has a ground, which is what is known of its cause when all ranks have 
 
 The first failure of an incident takes the first rung of its ground that can be taken. A rung may
 have a result within the same recovery (tests name machines, or name none), and then the next one
-follows at once. If ranks fail again before the restart is proven, by the same class of failure and
-with no machine evidence of its own, the ladder climbs from where that class stood. Another failure
-joins the incident at its own ground's rung and moves the ladder neither way: at a failure every 18
-minutes, one recovery in four meets one. What fails again within half an hour of a proven restart
-climbs too, but no further than to a rollback: a job that advances is not given up.
+follows at once. One of them is taken while ranks still run, and stops nothing by itself: the stacks
+of all are compared as soon as nothing advances (looking.py); what they show is what the recovery
+goes on with, if there is one. If ranks fail again before the restart is proven, by the same class
+of failure and with no machine evidence of its own, the ladder climbs from where that class stood.
+Another failure joins the incident at its own ground's rung and moves the ladder neither way: at a
+failure every 18 minutes, one recovery in four meets one. What fails again within half an hour of a
+proven restart climbs too, but no further than to a rollback: a job that advances is not given up.
 
-The table below is ByteRobust's Figure 5 in those words; docs/recovery.md draws it. A rung that
+The table below is ByteRobust's Figure 5 in those words; docs/ladder.md draws it. A rung that
 cannot be taken is skipped, and the decision says why. Whatever the table says, the guards
 (guards.py) end what brings no progress: then a human gets the whole story.
 """
@@ -28,8 +30,10 @@ from enum import StrEnum
 from everstep.actions import Rung
 from everstep.core.evidence import Judged, is_users, judged
 from everstep.core.failures import failure_class, first_own
+from everstep.core.over_eviction import went_for
 from everstep.core.state import FailureKind, Incident, RungTaken, State
 from everstep.core.updates import rollback_target
+from everstep.looks import LookResult
 from everstep.model import Seconds, Value, VersionId
 
 
@@ -47,6 +51,7 @@ class Result(StrEnum):
     """What came of a rung."""
 
     NAMED = "machines are named"
+    CODE = "the program did it"
     NOTHING = "nothing is found"
     SAME_BITS = "the same bits"
     OTHER_BITS = "other bits"
@@ -71,7 +76,12 @@ LADDER: tuple[Row, ...] = (
     # Results within the same recovery.
     Row(after=Rung.RERUN, result=Result.SAME_BITS, take=(Rung.ROLLBACK, Rung.REATTEMPT)),
     Row(after=Rung.RERUN, result=Result.OTHER_BITS, take=(Rung.TEST, Rung.REPLAY)),
-    Row(after=Rung.AGGREGATE, result=Result.NAMED, take=(Rung.EVICT_GROUP,)),
+    Row(after=Rung.AGGREGATE, result=Result.NAMED, take=(Rung.EVICT_AGGREGATED,)),
+    Row(
+        after=Rung.AGGREGATE,
+        result=Result.CODE,
+        take=(Rung.ROLLBACK, Rung.TEST, Rung.REATTEMPT),
+    ),
     Row(after=Rung.AGGREGATE, result=Result.NOTHING, take=(Rung.TEST, Rung.REATTEMPT)),
     Row(after=Rung.TEST, result=Result.NAMED, take=(Rung.EVICT_TESTED,)),
     Row(after=Rung.TEST, result=Result.NOTHING, take=(Rung.REATTEMPT,)),
@@ -79,7 +89,7 @@ LADDER: tuple[Row, ...] = (
     Row(after=Rung.REPLAY, result=Result.NOTHING, take=(Rung.HUMAN,)),
     # The same failure again, before the restart was proven.
     Row(after=Rung.EVICT, result=Result.FAILS_AGAIN, take=(Rung.TEST, Rung.REATTEMPT)),
-    Row(after=Rung.EVICT_GROUP, result=Result.FAILS_AGAIN, take=(Rung.TEST, Rung.REATTEMPT)),
+    Row(after=Rung.EVICT_AGGREGATED, result=Result.FAILS_AGAIN, take=(Rung.TEST, Rung.REATTEMPT)),
     Row(
         after=Rung.EVICT_TESTED,
         result=Result.FAILS_AGAIN,
@@ -102,7 +112,6 @@ LADDER: tuple[Row, ...] = (
 
 NOT_YET = {
     Rung.RERUN: "a step cannot be rerun yet",
-    Rung.AGGREGATE: "stacks are not compared yet",
     Rung.TEST: "machines are not tested yet while the job waits",
     Rung.REPLAY: "steps cannot be replayed yet",
 }
@@ -113,7 +122,7 @@ HEIGHT = {
     Rung.RESIZE: 0,
     Rung.RERUN: 1,
     Rung.AGGREGATE: 1,
-    Rung.EVICT_GROUP: 1,
+    Rung.EVICT_AGGREGATED: 1,
     Rung.TEST: 2,
     Rung.EVICT_TESTED: 2,
     Rung.REATTEMPT: 3,
@@ -123,7 +132,10 @@ HEIGHT = {
     Rung.HUMAN: 6,
 }
 """For one class of failure it never grows less until a restart is proven, but for evictions, for
-what people ask for, and for a reattempt where nothing higher can be taken."""
+what people ask for, for looks at ranks that run, and for a reattempt where nothing higher can be
+taken."""
+OF_MACHINES = frozenset({Rung.EVICT, Rung.EVICT_AGGREGATED})
+"""After these, the program is named as at first."""
 AFTER_PROOF = HEIGHT[Rung.ROLLBACK]
 """No higher for a failure that comes again although a restart was proven in between."""
 CHANGES = frozenset({Rung.HOT_UPDATE, Rung.RESIZE})
@@ -172,9 +184,16 @@ def climb(state: State, incident: Incident, now: Seconds) -> Climb:
     """The rung for a failure whose ranks have all stopped; with every position's evidence told."""
     found = judged(state)
     failure = failure_class(state, found)
-    ground = ground_of(state, found)
-    former = None if ground is Ground.MACHINE else stands_at(state, incident, failure, now)
-    if former is None:
+    ground, looked = ground_of(state, found), _looked(state)
+    named = ground is Ground.MACHINE or looked is Result.NAMED
+    former = None if named else stands_at(state, incident, failure, now)
+    if looked is Result.CODE and former is not None and former.taken.rung in OF_MACHINES:
+        former = None  # this time it is known that it was none
+    if former is None and looked is not None and state.judged is not None:
+        row = _row(Rung.AGGREGATE, looked)
+        stay = looked is Result.NOTHING and state.judged.machines
+        because = f"{failure}: {state.judged.verdict}" + ("; they have to stay" if stay else "")
+    elif former is None:
         row = _row(ground, None)
         because = f"{failure}: {_GROUNDS[ground]}"
     else:
@@ -211,6 +230,8 @@ class _Choice(Value, frozen=True, kw_only=True):
 
 
 def _choice(state: State, rung: Rung, failure: str, now: Seconds) -> _Choice:
+    if rung is Rung.AGGREGATE:
+        return _Choice(against="stacks can be compared only of ranks that run")
     if rung is not Rung.ROLLBACK:
         return _Choice(against=NOT_YET.get(rung, ""), does=_DOES.get(rung, str(rung)))
     if failure == FailureKind.NOT_STARTED:
@@ -232,11 +253,11 @@ class _Stand(Value, frozen=True, kw_only=True):
 
 def stands_at(state: State, incident: Incident, failure: str, now: Seconds) -> _Stand | None:
     """The last rung that was taken for this class of failure; None: it is a first one."""
-    last = incident.rungs[-1] if incident.rungs else None
+    last = incident.starts[-1] if incident.starts else None
     in_vain = last is not None and last.rung is Rung.HOT_UPDATE and last.version == state.version
     if last is not None and last.rung in CHANGES and not in_vain:
         return _Stand(taken=last, proven=None)
-    mine = [taken for taken in incident.rungs if taken.failure == failure]
+    mine = [taken for taken in incident.starts if taken.failure == failure]
     if mine:
         return _Stand(taken=mine[-1], proven=None)
     return _before(state, failure, now)
@@ -248,7 +269,7 @@ def _before(state: State, failure: str, now: Seconds) -> _Stand | None:
     for earlier in reversed(state.incidents[:-1]):
         if earlier.closed_at is None or earlier.closed_at < since:
             return None
-        mine = [taken for taken in earlier.rungs if taken.failure == failure]
+        mine = [taken for taken in earlier.starts if taken.failure == failure]
         if mine and mine[-1].version == state.version and mine[-1].at >= since:
             return _Stand(taken=mine[-1], proven=max(0, state.furthest - earlier.furthest))
     return None
@@ -272,6 +293,19 @@ def ground_of(state: State, found: Judged | None) -> Ground:
     return Ground.CODE if by_itself else Ground.UNKNOWN
 
 
+def _looked(state: State) -> Result | None:
+    """What came of comparing the stacks of ranks that stood still; None: something else failed.
+
+    Machines that are named and have to stay are as good as nobody: no standby is ready, say.
+    """
+    first, look = first_own(state), state.judged
+    if first is None or first.kind is not FailureKind.HANG or look is None:
+        return None
+    if look.result is LookResult.CODE:
+        return Result.CODE
+    return Result.NAMED if went_for(state) else Result.NOTHING
+
+
 # --- words ---------------------------------------------------------------------------------------
 
 _GROUNDS = {
@@ -285,6 +319,7 @@ _GROUNDS = {
 
 _DOES: dict[Rung, str] = {
     Rung.EVICT: "others take their positions",
+    Rung.EVICT_AGGREGATED: "others take the positions of those who are named",
     Rung.REATTEMPT: "it is tried again",
 }
 

@@ -24,7 +24,7 @@ from everstep.core.ladder import CHANGES, HEIGHT, NOT_YET
 from everstep.model import NO_GENERATION, Generation, PolicySpec
 
 EVICTIONS = frozenset(
-    {Rung.EVICT, Rung.EVICT_GROUP, Rung.EVICT_TESTED, Rung.EVICT_REPLAYED},
+    {Rung.EVICT, Rung.EVICT_AGGREGATED, Rung.EVICT_TESTED, Rung.EVICT_REPLAYED},
 )
 
 
@@ -45,6 +45,8 @@ class LadderWatch:
         self._taken: list[TakeRung] = []
         """For the generation that has begun and not started."""
         self._started = False
+        self._compared = False
+        """Stacks were, since ranks were started last."""
 
     def see(self, actions: Sequence[ControllerAction], policy: PolicySpec) -> Iterator[str]:
         """What is wrong with what was decided at one event."""
@@ -74,7 +76,7 @@ class LadderWatch:
 
     def _start(self, action: StartRanks) -> Iterator[str]:
         """Whatever failed, exactly one thing is done about it."""
-        self._started = True
+        self._started, self._compared = True, False
         wanted = 1 if self.incident else 0
         if len(self._taken) != wanted:
             rungs = ", ".join(taken.rung for taken in self._taken) or "none"
@@ -88,6 +90,11 @@ class LadderWatch:
             yield f"{name} is of {action.incident}, and {self.incident or 'none'} is open"
         if rung in NOT_YET:
             yield f"{name} cannot be taken yet"
+        if rung is Rung.AGGREGATE:
+            self._compared = True
+            if not self._started:
+                yield f"{name} comes while no ranks run"
+            return
         if rung is Rung.HUMAN:
             if not any(isinstance(other, FinishJob) for other in together):
                 yield f"{name} does not end the job"
@@ -95,11 +102,16 @@ class LadderWatch:
         if self._started:
             yield f"{name} comes after the ranks of generation {self._generation} were started"
         self._taken.append(action)
-        if rung in EVICTIONS and not self._evicted:
-            yield f"{name}, and nobody was evicted in {self.incident}"
+        yield from self._evict(rung, name)
         yield from self._height(action, name)
         if rung is Rung.ROLLBACK and self._planned is None:
             yield from self._roll_back(action, name, together, policy)
+
+    def _evict(self, rung: Rung, name: str) -> Iterator[str]:
+        if rung in EVICTIONS and not self._evicted:
+            yield f"{name}, and nobody was evicted in {self.incident}"
+        if rung is Rung.EVICT_AGGREGATED and not self._compared:
+            yield f"{name}, and no stacks were compared since ranks were started"
 
     def _height(self, action: TakeRung, name: str) -> Iterator[str]:
         """It falls to evictions, and where people changed something."""

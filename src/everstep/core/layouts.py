@@ -37,13 +37,14 @@ class Known(Value, frozen=True, kw_only=True):
 
 def known_layout(state: State) -> Known:
     job = state.job
-    return _known(job.layout, state.seen, job.world_size, job.nproc_per_node)
+    return known_from(job.layout, state.seen, job.world_size, job.nproc_per_node)
 
 
 @lru_cache(maxsize=8)
-def _known(
+def known_from(
     spec: LayoutSpec | None, seen: SeenGroups | None, world_size: int, ranks_per_machine: int
 ) -> Known:
+    """The same from what it is made of, for intake.py, which has no state."""
     found: list[tuple[str, Layout]] = []
     remarks: list[str] = []
     if spec is not None:

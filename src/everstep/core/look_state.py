@@ -9,7 +9,7 @@ import msgspec
 
 from everstep.diagnosis.standing import Peer
 from everstep.looks import Cluster, Fingerprint, LookResult, Purpose, Stack, Stood
-from everstep.model import Generation, MachineId, Rank, RankPhase, Seconds, Step
+from everstep.model import NO_GENERATION, Generation, MachineId, Rank, RankPhase, Seconds, Step
 
 
 class Look(msgspec.Struct, kw_only=True):
@@ -36,15 +36,23 @@ class Look(msgspec.Struct, kw_only=True):
     remarks: list[str] = []
     fetching: dict[Fingerprint, str] = {}
     """Stacks whose text is on its way -> id of the order."""
+    fetched_at: Seconds = 0.0
+    """When the newest of those were asked for."""
     stacks: dict[Fingerprint, Stack] = {}
+    untold: list[Fingerprint] = []
+    """Stacks whose text nobody has any more."""
     taken_at: Seconds | None = None
     """When the last answer came, or was given up."""
     result: LookResult | None = None
     """None: it is not judged yet."""
     judged_at: Seconds = 0.0
+    event: int = 0
+    """Number of the event at which it was judged."""
     verdict: str = ""
     """The sentence that says why."""
     machines: list[MachineId] = []
+    outliers: list[MachineId] = []
+    """Those of them that `ranks` are on: what goes if all are too many."""
     ranks: list[Rank] = []
     group: str = ""
 
@@ -59,6 +67,10 @@ class Watching(msgspec.Struct, kw_only=True):
     noticed_at: Seconds
     step: Step
     """Finished by all, when it was noticed."""
+    phase: RankPhase = RankPhase.TRAINING
+    """What ranks said that they do, then."""
+    quiet: bool = False
+    """It is a script without steps that does nothing any more."""
     looks: list[Look] = []
     """Those of this matter, oldest first; of the older ones little is kept."""
     next_at: Seconds | None = None
@@ -67,22 +79,36 @@ class Watching(msgspec.Struct, kw_only=True):
     """Of slow training: parallel groups -> rounds in which they were flagged."""
 
 
+class Took(msgspec.Struct, frozen=True, array_like=True):
+    """How long something took that ended well, and when that was."""
+
+    seconds: Seconds
+    at: Seconds
+
+
 class Patience(msgspec.Struct, kw_only=True):
     """How long things take in this job: what a stall is measured by."""
 
     steps: list[Seconds] = []
     """Times per step, recent ones."""
-    longest: dict[RankPhase, list[Seconds]] = {}
-    """How long phases took that ended well, recent ones."""
-    went_on: list[Seconds] = []
+    longest: dict[RankPhase, list[Took]] = {}
+    """How long phases took that ended well, the longest of the recent ones."""
+    went_on: list[Took] = []
     """Pauses that were looked at and ended by themselves."""
+    told_at: Seconds = 0.0
+    """When the newest report of progress came, whatever it said."""
+    heard_at: Seconds = 0.0
+    """When a member was heard of again that had been silent."""
+    attached: Generation = NO_GENERATION
+    """The newest in which ranks told of steps, or would tell of them."""
     phase: RankPhase = RankPhase.TRAINING
     phase_since: Seconds = 0.0
+    """When it began, or the long one before it was over."""
     quiet_s: Seconds = 0.0
     """For how long the job was quiet when that was told last, and when that was."""
     quiet_at: Seconds = 0.0
     no_traffic_s: Seconds | None = None
-    quiet_before: list[Seconds] = []
+    quiet_before: list[Took] = []
     """How long it was quiet before, and then went on."""
 
 

@@ -13,7 +13,7 @@ from everstep.events import MetricAbnormal
 from everstep.model import NO_GENERATION, Generation, MachineId, Step
 from everstep.sightings import BadNumber, MachineNumbers, Numbers
 
-TOLD = NUMERIC | {Kind.SLOW, Kind.RAMP}
+TOLD = NUMERIC | {Kind.SLOW, Kind.RAMP, Kind.SAG}
 """A rise that is no jump is for people who look at curves, and what is over needs nobody."""
 
 
@@ -24,6 +24,8 @@ class NumbersJudge:
         self._judge = Judge()
         self._generation: Generation = NO_GENERATION
         self._witness: MachineId | None = None
+        self._with_loss = False
+        """Whether that one reports losses: until one does, speed alone is judged."""
         self._stopped = False
         """Something was told that ends this generation."""
         self._differed = False
@@ -34,11 +36,11 @@ class NumbersJudge:
             return []
         if report.generation > self._generation:
             self._generation = report.generation
-            self._witness, self._stopped, self._differed = None, False, False
+            self._witness, self._with_loss = None, False
+            self._stopped, self._differed = False, False
             self._judge.restart()
         found = self._bad(report)
-        if self._witness is None and any(n.loss is not None for n in report.numbers):
-            self._witness = report.machine
+        self._choose(report)
         if report.machine == self._witness:
             found += [
                 self._abnormal(report, signal)
@@ -47,6 +49,14 @@ class NumbersJudge:
                 if signal.kind in TOLD
             ]
         return self._first_only(found)
+
+    def _choose(self, report: MachineNumbers) -> None:
+        """Whom to listen to: the first that reports a loss, and until then the first of all."""
+        if self._with_loss or not report.numbers:
+            return
+        self._with_loss = any(numbers.loss is not None for numbers in report.numbers)
+        if self._witness is None or self._with_loss:
+            self._witness = report.machine
 
     def _bad(self, report: MachineNumbers) -> list[MetricAbnormal]:
         found = []

@@ -58,9 +58,9 @@ def _other_code(state: State) -> bool:
     not what it restored.
     """
     book = state.versions.get(state.version)
-    if book is None or state.incident is None or not state.incident.rungs:
+    if book is None or state.incident is None or not state.incident.starts:
         return False
-    taken = state.incident.rungs[-1]
+    taken = state.incident.starts[-1]
     new = len(book.runs) == 1 and book.number > 1
     return new and taken.generation == state.generation and book.runs[0].since >= taken.at
 

@@ -37,7 +37,8 @@ from everstep.core.copied import (
 from everstep.core.ettr import Owner
 from everstep.core.evidence import evidence_found
 from everstep.core.guards import UNUSABLE
-from everstep.core.looking import stacks_requested, stacks_sent, stacks_taken
+from everstep.core.looked import new_term as looked_new_term
+from everstep.core.looked import stacks_requested, stacks_sent, stacks_taken
 from everstep.core.numeric import bad_numbers, got_past
 from everstep.core.probing import forget_probe, forget_probes, machine_probed
 from everstep.core.quarantine import machine_came as evicted_machine_came
@@ -47,7 +48,7 @@ from everstep.core.restore import history_goes_on
 from everstep.core.slowdown import speed_fell, step_took
 from everstep.core.slowness import straggler_seen
 from everstep.core.spreading import joined
-from everstep.core.stalls import activity_seen, progress_seen
+from everstep.core.stalls import activity_seen, member_heard, progress_seen
 from everstep.core.standby import standbys_at_first
 from everstep.core.state import (
     Failure,
@@ -152,6 +153,7 @@ def _controller_started(state: State, event: ControllerStarted, now: Seconds) ->
     forget_probes(state)
     new_term(state, now)
     trials_new_term(state, now)
+    looked_new_term(state, now)
     for machine in state.machines.values():
         machine.ordered_at = now
         if machine.connected:
@@ -209,6 +211,8 @@ def _machine_joined(state: State, event: MachineJoined, now: Seconds) -> None:
     machine.stopped_for = min(machine.stopped_for, event.generation)
     machine_came(state, machine, event, now)
     forget_probe(state, event.machine)
+    if event.machine in state.silent and machine.node_rank is not None:
+        member_heard(state, now)
     state.silent.pop(event.machine, None)
     if state.gather_from is None and len(state.standbys()) >= state.job.nnodes:
         state.gather_from = now

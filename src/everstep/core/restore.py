@@ -478,8 +478,12 @@ def safe_on_local_disks(state: State) -> Step:
 def gives_before_it_goes(state: State, machine: Machine) -> bool:
     """An evicted machine that still speaks: the state of its ranks is in its memory.
 
-    Only if its ranks are proven gone: what runs may write.
+    Only if its ranks are proven gone: what runs may write. And not if a look at the stacks has
+    shown that others do not reach it: the controller still may.
     """
+    look = state.judged
+    if look is not None and any(whom == machine.machine for _, whom in look.unreached):
+        return False
     still = machine.connected and not machine.released and not machine.lost
     stopped = machine.stopped_for >= state.generation and machine.shard_port > 0
     return bool(machine.evicted) and still and stopped

@@ -346,7 +346,7 @@ def take_rung(d: Deciding) -> list[ControllerAction]:
     state, incident = d.state, d.state.incident
     if state.phase is not Phase.STOPPING or state.awaiting or incident is None:
         return []
-    if incident.rungs and incident.rungs[-1].generation == state.generation:
+    if incident.starts and incident.starts[-1].generation == state.generation:
         return []
     if state.planned is not None:
         why = incident.symptom if incident.planned else "other code, or other machines, came"
@@ -491,6 +491,8 @@ def _nothing_sound(d: Deciding, first_bad: Step) -> list[ControllerAction]:
 def close_incident(d: Deciding) -> list[ControllerAction]:
     state, incident = d.state, d.state.incident
     if incident is None or state.phase is not Phase.RUNNING or state.failures:
+        return []
+    if state.watching is not None and state.watching.incident == incident.incident:
         return []
     goal = max(incident.furthest, state.restored) + state.job.policy.proven_after_steps
     by_time = patience.proven_at(state)

@@ -40,8 +40,8 @@ def step_took(state: State, step_s: Seconds | None, now: Seconds) -> None:
     if slow and pace.slow_since is None:
         pace.slow_since = now
         pace.why = f"steps take {takes:.3g} s, usually {usual:.3g} s"
-    elif not slow:
-        pace.slow_since = None
+    elif not slow and pace.slow_since is not None:
+        pace.slow_since, pace.fast_again_at = None, now
     if not slow or _long_since(state, now):
         pace.usual = [*pace.usual, step_s][-USUAL_MAX:]
 
@@ -53,7 +53,7 @@ def _long_since(state: State, now: Seconds) -> bool:
 
 
 def speed_fell(state: State, event: MetricAbnormal, now: Seconds) -> None:
-    if event.kind in (Kind.SLOW, Kind.RAMP) and event.generation == state.generation:
+    if event.kind in (Kind.SLOW, Kind.RAMP, Kind.SAG) and event.generation == state.generation:
         state.pace.told_at, state.pace.told = now, event.why
 
 
@@ -62,6 +62,7 @@ def ranks_start(state: State) -> None:
     state.pace.newest = []
     state.pace.settling = SETTLING
     state.pace.slow_since = None
+    state.straggler = None
 
 
 def slowed(state: State, since: Seconds) -> tuple[Seconds, str] | None:

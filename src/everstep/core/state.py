@@ -226,6 +226,11 @@ class Incident(msgspec.Struct, kw_only=True):
     closed_at: Seconds | None = None
     outcome: str = ""
 
+    @property
+    def starts(self) -> list[RungTaken]:
+        """The rungs that ranks were started with; stacks are compared while they run."""
+        return [taken for taken in self.rungs if taken.rung is not Rung.AGGREGATE]
+
 
 class Persist(msgspec.Struct, kw_only=True):
     """The one step that is on its way to a disk."""
@@ -345,6 +350,10 @@ class Pace(msgspec.Struct, kw_only=True):
     told_at: Seconds | None = None
     """When the judge of training's own numbers told of a decline."""
     told: str = ""
+    fast_again_at: Seconds | None = None
+    """When the newest slow-down by the time per step was over."""
+    looked_at: Seconds = float("-inf")
+    """What was told by then was looked into (slowness.py)."""
 
 
 class State(msgspec.Struct, kw_only=True):

@@ -30,7 +30,7 @@ def never_starts(state: State, now: Seconds) -> Iterator[Accusation]:
     incident = state.incident
     if incident is None:
         return
-    last = incident.rungs[-1].at if incident.rungs else None
+    last = incident.starts[-1].at if incident.starts else None
     failed = [f for f in incident.failures if f.kind is FailureKind.NOT_STARTED and f.machine]
     for failure in failed:
         before = [f for f in failed if f.machine == failure.machine and f.at < failure.at]

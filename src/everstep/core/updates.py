@@ -88,7 +88,7 @@ def _came_before(state: State, runs: VersionBook, failure: str, now: Seconds) ->
     Under code that was rolled back for it, it says nothing: the next may have the same in it.
     """
     since = now - state.job.policy.recent_code_s
-    for taken in (taken for each in reversed(state.incidents) for taken in each.rungs):
+    for taken in (taken for each in reversed(state.incidents) for taken in each.starts):
         book = state.versions.get(taken.version)
         if book is None or book is runs or book.condition is Condition.ROLLED_BACK:
             continue

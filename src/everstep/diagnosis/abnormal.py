@@ -38,6 +38,13 @@ class Limits(Value, frozen=True, kw_only=True):
     """More updates in a row that the loss scaler leaves out are no search any more."""
     ramp: float = 0.8
     """Speed that falls to this share of what it was, bit by bit, is a ramp."""
+    sag: float = 0.96
+    """Times the median speed before: a smaller loss that lasts (a real one was 5 %)."""
+    sag_block: int = 50
+    """Of so many samples a median is taken, which is what is compared."""
+    sag_after: int = 4
+    sag_before: int = 10
+    """So many of those medians must all lie below so many before them."""
     noise: float = 12.0
     """Standard deviations (from the median absolute deviation) that a rise must stand out."""
 
@@ -59,6 +66,8 @@ class Kind(StrEnum):
     """Speed fell from one level to a lower one."""
     RAMP = "ramp"
     """Speed falls bit by bit."""
+    SAG = "sag"
+    """Speed fell a little, and stays there."""
     DIFFERS = "differs"
     """A step that was done again came to other bits: silent corruption."""
     RECOVERED = "recovered"

@@ -8,10 +8,11 @@ where to look: its data loader, a checkpoint, a lock, a driver. activities.toml 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from functools import cache
 from importlib import resources
+from itertools import takewhile
 
 import msgspec
 
@@ -51,12 +52,14 @@ WAITS = frozenset({Activity.COLLECTIVE, Activity.PEER, Activity.START})
 """Those wait for other ranks, whatever a tool says about active and idle."""
 HIDES = frozenset({Activity.SYNC, Activity.BACKWARD, Activity.CODE})
 """Those may wait for other ranks below Python: a collective on a device runs asynchronously."""
-_WHOLE = frozenset(
+WHOLE = frozenset(
     {Activity.SAVE, Activity.LOAD, Activity.EVALUATE, Activity.LOADER, Activity.COMPILE}
 )
 """Of which a smaller one (a lock, a read) may be a part; the nearest one names the whole."""
 _FINAL = frozenset({Activity.DEBUGGER, Activity.EXIT, Activity.GIL, Activity.COLLECT})
 """Those are no part of anything larger."""
+DRIVERS = 20
+"""Frames of a device's driver that are looked through for what it was called for."""
 INNERMOST = 6
 """Frames in which a sign that is not deep counts."""
 
@@ -137,7 +140,7 @@ def _signs() -> tuple[_Reads, ...]:
 
 
 @cache
-def _activity_of(name: str, file: str, *, near: bool) -> Activity | None:
+def activity_of(name: str, file: str, *, near: bool) -> Activity | None:
     """What one frame shows; near: it is among the innermost."""
     for sign in _signs():
         if (near or sign.deep) and sign.fits(name, file):
@@ -145,13 +148,22 @@ def _activity_of(name: str, file: str, *, near: bool) -> Activity | None:
     return None
 
 
+def of_user(file: str) -> bool:
+    """Whether a file is no library's."""
+    return not _library().search(file)
+
+
 def place_of(frames: Sequence[Frame]) -> str:
     """The innermost frame that is no library's, as it stands in a dump; empty if all are."""
-    library = _library()
     for frame in frames:
-        if not library.search(frame.file):
+        if of_user(frame.file):
             return f"{plain(frame.name)} ({frame.file}:{frame.line})"
     return ""
+
+
+def _native(thread: Thread) -> Iterator[Frame]:
+    """The innermost frames up to Python's: a driver has many before what was called."""
+    return takewhile(lambda frame: not frame.file.endswith(".py"), thread.frames[:DRIVERS])
 
 
 def doing_of(thread: Thread) -> Doing:
@@ -161,20 +173,23 @@ def doing_of(thread: Thread) -> Doing:
     shown = [
         (at, activity)
         for at, frame in enumerate(thread.frames)
-        if (activity := _activity_of(plain(frame.name), frame.file, near=at < INNERMOST))
+        if (activity := activity_of(plain(frame.name), frame.file, near=at < INNERMOST))
     ]
     where = place_of(thread.frames)
     if not shown:
         return Doing(activity=Activity.CODE, call=plain(thread.frames[0].name), at=where)
     at, activity = shown[0]
     call = plain(thread.frames[at].name)
-    if activity is Activity.DEVICE and Activity.SYNC in {each for at, each in shown[:INNERMOST]}:
+    if activity is Activity.DEVICE and Activity.SYNC in (
+        *(each for _, each in shown[:INNERMOST]),
+        *(activity_of(plain(f.name), f.file, near=True) for f in _native(thread)),
+    ):
         activity = Activity.SYNC  # the driver's frames are within the wait
-    whole = next((each for _, each in shown if each in _WHOLE and each is not activity), None)
+    whole = next((each for _, each in shown if each in WHOLE and each is not activity), None)
     if activity in WAITS:
         within = None if whole is Activity.LOADER else whole
         return Doing(activity=activity, call=call, part=within, at=where)
-    if whole is not None and activity not in _FINAL | _WHOLE:
+    if whole is not None and activity not in _FINAL | WHOLE:
         return Doing(activity=whole, part=activity, call=call, at=where)
     return Doing(activity=activity, call=call, at=where)
 
@@ -194,26 +209,27 @@ def doing(dump: Dump) -> Doing:
     if found.activity in HIDES or found.activity is Activity.UNSEEN:
         for thread in dump.threads:
             other = doing_of(thread)
-            if thread is not main and other.waits and _of_the_step(thread):
+            if thread is not main and other.waits and of_the_step(thread):
                 return other
     return _in_kernel(dump, found)
 
 
-def _of_the_step(thread: Thread) -> bool:
+def of_the_step(thread: Thread) -> bool:
     """Whether a side thread is the backward pass or the like, and no helper that waits on its own.
 
     Python starts its own threads in _bootstrap; autograd's threads are the engine's.
     """
-    started = thread.frames[-1].name if thread.frames else ""
-    return not serves(thread) and not started.endswith(("_bootstrap", "_bootstrap_inner"))
+    return not serves(thread) and not any(
+        frame.name.endswith(("_bootstrap", "_bootstrap_inner")) for frame in thread.frames[-6:]
+    )
 
 
 def _in_kernel(dump: Dump, found: Doing) -> Doing:
     """What the kernel's own stack adds: a read that hangs shows only there."""
     for name in dump.kernel:
-        activity = _activity_of(name, "", near=True)
+        activity = activity_of(name, "", near=True)
         if activity in {Activity.STORAGE, Activity.DEVICE}:
-            whole = found.activity if found.activity in _WHOLE else activity
+            whole = found.activity if found.activity in WHOLE else activity
             return Doing(activity=whole, part=activity, call=name, at=found.at)
     return found
 
@@ -224,7 +240,7 @@ def _wants_gil(dump: Dump) -> Doing | None:
         thread
         for thread in dump.threads
         if any(
-            _activity_of(plain(frame.name), frame.file, near=True) is Activity.GIL
+            activity_of(plain(frame.name), frame.file, near=True) is Activity.GIL
             for frame in thread.frames[:INNERMOST]
         )
     ]

@@ -7,6 +7,7 @@ telling of them speaks.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Protocol
 
 import msgspec
@@ -68,14 +69,18 @@ class Dumps:
 
     def findings(self, site: Site) -> list[Finding]:
         """What all of them tell together, the root first."""
-        found = [finding for kind in self._kinds for finding in kind.findings(site)]
-        found.sort(key=lambda finding: (finding.role is not Role.ROOT, _rank_of(finding)))
-        return [
-            finding
-            if at == 0 or finding.role is not Role.ROOT
-            else msgspec.structs.replace(finding, role=Role.CONFIRM)
-            for at, finding in enumerate(found)
-        ]
+        return weighed(finding for kind in self._kinds for finding in kind.findings(site))
+
+
+def weighed(findings: Iterable[Finding]) -> list[Finding]:
+    """Those of several kinds together: one root, the most telling one, and that first."""
+    found = sorted(findings, key=lambda each: (each.role is not Role.ROOT, _rank_of(each)))
+    return [
+        finding
+        if at == 0 or finding.role is not Role.ROOT
+        else msgspec.structs.replace(finding, role=Role.CONFIRM)
+        for at, finding in enumerate(found)
+    ]
 
 
 def _rank_of(finding: Finding) -> int:

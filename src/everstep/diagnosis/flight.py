@@ -52,7 +52,10 @@ class _Plain(pickle.Unpickler):
 def read(data: bytes, file: str) -> list[Record] | None:
     """The records of a file; None if it is no flight recorder's dump."""
     value = _value(data)
-    found = list(_records_in(value, None))
+    try:
+        found = list(_records_in(value, None))
+    except RecursionError:
+        return None
     if not found:
         return None
     named = heading_of_name(file)
@@ -73,7 +76,7 @@ def _value(data: bytes) -> Any:
             return list(documents(data.decode("utf-8", errors="replace")))
         if data[:1] == b"\x80" and len(data) <= _MANY:
             return _Plain(io.BytesIO(data)).load()
-    except (ValueError, pickle.UnpicklingError, EOFError, IndexError, KeyError, TypeError):
+    except (*MALFORMED, pickle.UnpicklingError, EOFError, IndexError):
         return None
     return None
 
@@ -226,7 +229,7 @@ def _numel(sizes: Any) -> int | None:
 def _int(value: Any) -> int | None:
     try:
         return int(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
 
 
@@ -266,11 +269,11 @@ class Flight:
 
     def findings(self, site: Site) -> list[Finding]:
         """What all of them tell together."""
-        runs = [run for at in sorted(self._records) for run in _runs(self._records[at])]
+        runs = [run for at in sorted(self._records) for run in runs_of(self._records[at])]
         return analyse(runs, site)
 
 
-def _runs(records: Sequence[Record]) -> list[list[Record]]:
+def runs_of(records: Sequence[Record]) -> list[list[Record]]:
     """A rank that was recorded again, in another folder or file, was another attempt."""
     runs: list[list[Record]] = []
     for record in records:

@@ -60,6 +60,12 @@ _TAKES = {
         accuses=False,
         undecided="a test of links and devices: nobody is late, so it is the transport",
     ),
+    Shape.PAIR: _Take(
+        root=RootClass.AMBIGUOUS,
+        action=FirstAction.STOP_TIME_CHECK,
+        accuses=False,
+        undecided="a test of the links between these machines: nobody is late",
+    ),
     Shape.ABSENT: _Take(
         root=RootClass.AMBIGUOUS,
         action=FirstAction.STOP_TIME_CHECK,
@@ -117,6 +123,8 @@ _SENTENCES = {
     " waits in another): the program uses its groups in different orders",
     Shape.UNFINISHED: "all called {seq} ({what}), and only rank {who} has not finished or begun it",
     Shape.JOINED: "all {waiting} ranks on record called {seq} ({what}), and none finished it",
+    Shape.PAIR: "ranks {who} have a send and the receive that fits it pending, and the others wait"
+    " for them",
     Shape.ABSENT: "all {waiting} ranks on record wait in {seq} ({what}); rank {who} left none",
     Shape.NOTHING: "no collective is pending on the {size} ranks on record",
 }

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-MALFORMED = (TypeError, ValueError, AttributeError, KeyError)
+MALFORMED = (TypeError, ValueError, AttributeError, KeyError, OverflowError, RecursionError)
 """What values of other types than a tool writes raise where they are read: then it is no dump."""
 _BETWEEN = " \t\r\n,"
 
@@ -21,7 +21,7 @@ def documents(text: str) -> Iterator[Any]:
     while at < len(text) and text[at] in "[{":
         try:
             value, at = decoder.raw_decode(text, at)
-        except ValueError:
+        except (ValueError, RecursionError):
             return
         yield value
         at = _skip(text, at)

@@ -164,6 +164,11 @@ class Pace:
         self._block: list[float] = []
         self._blocks: deque[tuple[int, float]] = deque(maxlen=2 * BLOCKS)
 
+    @property
+    def away(self) -> bool:
+        """Whether it fell, and is not back."""
+        return self._away is not None
+
     def take(self, sample: Sample, speed: float, stride: int) -> Signal | None:
         if self._away is not None:
             return self._follow(sample, speed)

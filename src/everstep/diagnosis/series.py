@@ -410,7 +410,11 @@ class _Story:
         slow = [s for s in self._open({Kind.SLOW, Kind.RAMP}) if s.metric == "speed"]
         if slow:
             return [self._slower(slow[-1])]
-        over = [s for s in self._signals if s.kind is Kind.RECOVERED and s.metric == "speed"]
+        over = [
+            s
+            for s in self._signals
+            if s.kind is Kind.RECOVERED and s.metric == "speed" and s.of is not Kind.SAG
+        ]
         shift = self._shift()
         if shift is not None:
             return [shift]

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 from everstep.diagnosis.abnormal import Kind, Limits, Signal
 from everstep.diagnosis.levels import Level, Pace
+from everstep.diagnosis.sags import Sag
 from everstep.diagnosis.sample import Sample
 
 SEARCHED_FROM = 1024.0
@@ -31,6 +32,7 @@ class Judge:
             "grad_norm": Level("grad_norm", self._limits, rises=False),
         }
         self._pace = Pace(self._limits)
+        self._sag = Sag(self._limits)
         self._first: int | None = None
         self._last: Sample | None = None
         self._stride = 1
@@ -70,8 +72,7 @@ class Judge:
         if speed is not None:
             self._settling -= 1
             if self._settling < 0 and compared:
-                signal = self._pace.take(sample, speed, self._stride)
-                found += [signal] if signal is not None else []
+                found += self._slower(sample, speed)
         if sample.form not in ("overflow", "deepspeed", "speed"):
             self._last = sample
         return found
@@ -86,6 +87,7 @@ class Judge:
             level.restart()
         self._settling = self._limits.settle
         self._pace.restart()
+        self._sag.restart()
 
     def _note_restart(self, sample: Sample) -> None:
         last = self._last
@@ -96,6 +98,7 @@ class Judge:
         if other or back:
             self._settling = self._limits.settle
             self._pace.restart()
+            self._sag.restart()
         elif 0 < sample.step - last.step < 10_000:
             self._stride = sample.step - last.step
 
@@ -108,6 +111,16 @@ class Judge:
             return None
         took = sample.at - last.at
         return (sample.step - last.step) / took if took >= 5 else None
+
+    def _slower(self, sample: Sample, speed: float) -> list[Signal]:
+        """A great loss of speed, else a small one: not both of the same."""
+        great = self._pace.take(sample, speed, self._stride)
+        if self._pace.away:
+            self._sag.restart()
+            small = None
+        else:
+            small = self._sag.take(sample, speed)
+        return [signal for signal in (great, small) if signal is not None]
 
     def _left_out(self, sample: Sample) -> bool:
         """Whether a loss scaler left the update out: then what is not finite is its search."""

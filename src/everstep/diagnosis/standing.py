@@ -89,6 +89,8 @@ class Shape(StrEnum):
     """Few ranks have not finished or begun what all have called."""
     JOINED = "joined"
     """All have called it and none has finished."""
+    PAIR = "pair"
+    """A send and the receive that fits it are both pending, and all others wait for these."""
     ABSENT = "absent"
     """All on record wait, and some ranks have no record."""
     NOTHING = "nothing"
@@ -149,27 +151,79 @@ def standstill(
     main = max(groups, key=lambda group: sum(s.waits_at is not None for s in group))
     if late - blocked:
         return _held(groups, late - blocked, blocked, ranks)
+    if late and (end := _end(groups, peers, late, blocked)) is not None:
+        return end
     return _all_wait(groups, main, late, blocked, size)
 
 
 def _groups(standings: Sequence[Standing]) -> list[list[Standing]]:
     """By name and members: two groups of one name with other members are two groups."""
-    members: dict[str, set[tuple[Rank, ...]]] = {}
+    members: dict[str, set[int]] = {}
+    number = _numbers(standings)
     for standing in standings:
         if standing.members:
-            members.setdefault(standing.group, set()).add(standing.members)
-    groups: dict[tuple[str, tuple[Rank, ...]], list[Standing]] = {}
+            members.setdefault(standing.group, set()).add(number[id(standing.members)])
+    groups: dict[tuple[str, int], list[Standing]] = {}
     for standing in standings:
         known = members.get(standing.group, set())
-        only = next(iter(known)) if len(known) == 1 else ()
-        groups.setdefault((standing.group, standing.members or only), []).append(standing)
+        only = next(iter(known)) if len(known) == 1 else -1
+        which = number[id(standing.members)] if standing.members else only
+        groups.setdefault((standing.group, which), []).append(standing)
     return list(groups.values())
+
+
+def _numbers(standings: Sequence[Standing]) -> dict[int, int]:
+    """Each set of members once, by identity: standings share them, and to hash one for each of a
+    hundred thousand ranks would take minutes.
+    """
+    sets = {id(standing.members): standing.members for standing in standings}
+    numbers: dict[tuple[Rank, ...], int] = {}
+    return {key: numbers.setdefault(members, len(numbers)) for key, members in sets.items()}
 
 
 def _silent(peers: Sequence[Peer], ranks: set[Rank]) -> set[Rank]:
     """Ranks that a send or receive waits for and that have none pending with the other."""
     pairs = {(peer.rank, peer.peer) for peer in peers}
     return {b for a, b in pairs if (b, a) not in pairs and b in ranks}
+
+
+def _end(
+    groups: Sequence[Sequence[Standing]],
+    peers: Sequence[Peer],
+    late: set[Rank],
+    blocked: set[Rank],
+) -> Standstill | None:
+    """Where it ends if one follows who waits for whom: at ranks that wait for nobody who is late.
+
+    None: nowhere, so they wait in a circle.
+    """
+    at: dict[Rank, list[int]] = {}
+    for number, group in enumerate(groups):
+        for standing in group:
+            if standing.waits_at is not None:
+                at.setdefault(standing.rank, []).append(number)
+    pairs = {(peer.rank, peer.peer): peer.sends for peer in peers}
+    open_: dict[Rank, set[Rank]] = {}
+    for (rank, peer), sends in pairs.items():
+        if pairs.get((peer, rank), sends) is sends:
+            open_.setdefault(rank, set()).add(peer)
+    lates = [set(_late(group)) for group in groups]
+    seen, queue, ends = set(late), list(late), set[Rank]()
+    while queue:
+        rank = queue.pop()
+        waits_for = open_.get(rank, set()).union(*(lates[number] for number in at.get(rank, ())))
+        if rank in blocked and not waits_for:
+            ends.add(rank)
+        queue += waits_for - seen
+        seen |= waits_for
+    if not ends:
+        return None
+    numbers = Counter(number for rank in ends for number in at.get(rank, ()))
+    if not numbers:
+        return Standstill(shape=Shape.PAIR, ranks=tuple(sorted(ends)), waiting=tuple(sorted(ends)))
+    group = groups[numbers.most_common(1)[0][0]]
+    joined = {standing.rank for standing in group}
+    return _about(Shape.JOINED, group, sorted(ends), joined)
 
 
 def _all_wait(
@@ -259,7 +313,8 @@ def _unfinished(group: Sequence[Standing]) -> list[Rank]:
 
 
 def _absent(groups: Iterable[Sequence[Standing]], ranks: set[Rank], size: int) -> tuple[Rank, ...]:
-    known = {member for group in groups for s in group for member in s.members}
+    sets = {id(s.members): s.members for group in groups for s in group}
+    known = {member for members in sets.values() for member in members}
     known |= {Rank(rank) for rank in range(size)}
     return tuple(sorted(known - ranks))
 

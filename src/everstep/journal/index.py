@@ -12,7 +12,8 @@ an event that answers an action names it. That makes a chain from any fact back 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from enum import StrEnum
 from itertools import islice
@@ -23,10 +24,12 @@ import msgspec
 
 from everstep.actions import (
     BackUpStep,
+    CollectStacks,
     ControllerAction,
     HoldVersion,
     PersistStep,
     PublishStep,
+    SendStacks,
     TestMachine,
 )
 from everstep.events import (
@@ -47,8 +50,9 @@ from everstep.events import (
 from everstep.journal.records import HEADER, Entry, Reader, read_at
 from everstep.journal.snapshots import RECORDS
 from everstep.model import Seconds, UserError, Value
+from everstep.sightings import ActivitySeen, StacksSent, StacksTaken
 
-LAYOUT = 2
+LAYOUT = 3
 """Raised by one whenever the tables change: an index of another layout is built anew."""
 STORY_MAX = 400
 """Lines of one story. A start of 10,000 machines is one event and 10,000 orders."""
@@ -84,8 +88,14 @@ _ROUTINE = (
     TestMachine,
     MachineTested,
     MachineReady,
+    ActivitySeen,
+    SendStacks,
+    StacksSent,
+    StacksTaken,
 )
 """What goes on during an incident as at any time: told only where it led to something."""
+_ONE_FOR_ALL = (CollectStacks,)
+"""Ordered from all machines at once, and told as one line: of a record the first stands for all."""
 
 
 class UnknownId(UserError):
@@ -254,12 +264,14 @@ class Index:
             part=Part.EVENT,
             time=record.time,
             name=type(record.event).__name__,
-            cause=getattr(record.event, "action", ""),
+            cause=_answers(record.event),
             why="",
             fields=_fields(record.event),
         )
+        counts = Counter(type(one).__name__ for one in record.actions)
         for action in record.actions:
             if action.id in ids:
+                count = counts[type(action).__name__] if isinstance(action, _ONE_FOR_ALL) else 0
                 yield StoryLine(
                     id=action.id,
                     part=Part.ACTION,
@@ -267,7 +279,7 @@ class Index:
                     name=type(action).__name__,
                     cause=action.cause,
                     why=action.why,
-                    fields=_fields(action),
+                    fields=_fields(action) | ({"machines_in_all": count} if count else {}),
                 )
 
     def _offset(self, seq: int) -> int | None:
@@ -356,14 +368,17 @@ def _insert(db: sqlite3.Connection, entry: Entry) -> None:
     record = entry.record
     if isinstance(record.event, StepProgress | TimerFired) and not record.actions:
         return  # nine of ten records; nothing was decided and nothing was asked
-    answers = getattr(record.event, "action", "")
+    answers = _answers(record.event)
     routine = isinstance(record.event, _ROUTINE)
     db.execute(
         "INSERT INTO events VALUES (?, ?, ?, ?)", (record.seq, entry.offset, answers, routine)
     )
     db.executemany(
         "INSERT INTO actions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        [_row(record.seq, number, action) for number, action in enumerate(record.actions)],
+        [
+            _row(record.seq, number, action, seen=seen)
+            for number, (action, seen) in enumerate(_with_seen(record.actions))
+        ],
     )
     version = _version_of(record.event)
     if version:
@@ -382,7 +397,21 @@ def _version_of(event: ControllerEvent) -> str:
     return event.code.version if isinstance(event, UpdateRequested) else ""
 
 
-def _row(seq: int, number: int, action: ControllerAction) -> tuple[object, ...]:
+def _answers(event: ControllerEvent) -> str:
+    """The order that a fact answers; of those of many machines the first."""
+    many = getattr(event, "actions", ())
+    return many[0] if many else getattr(event, "action", "")
+
+
+def _with_seen(actions: Iterable[ControllerAction]) -> Iterator[tuple[ControllerAction, bool]]:
+    """Each with whether one before it stands for it."""
+    told: set[type[ControllerAction]] = set()
+    for action in actions:
+        yield action, isinstance(action, _ONE_FOR_ALL) and type(action) in told
+        told.add(type(action))
+
+
+def _row(seq: int, number: int, action: ControllerAction, *, seen: bool) -> tuple[object, ...]:
     return (
         action.id,
         seq,
@@ -392,7 +421,7 @@ def _row(seq: int, number: int, action: ControllerAction) -> tuple[object, ...]:
         getattr(action, "machine", None),
         getattr(action, "incident", None),
         getattr(action, "version", None),
-        isinstance(action, _ROUTINE),
+        seen or isinstance(action, _ROUTINE),
     )
 
 

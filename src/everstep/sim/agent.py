@@ -27,10 +27,9 @@ from everstep.core.agent_io import (
     FindingsRead,
     ForkFailed,
     ForkRanks,
-    GroupsRead,
+    GiveStacks,
     KillRanks,
     LeaveMachine,
-    NumbersRead,
     OrderReceived,
     PersistShards,
     RanksAdopted,
@@ -38,7 +37,7 @@ from everstep.core.agent_io import (
     RanksGone,
     RanksRemain,
     SendReport,
-    SlotsRead,
+    TakeStacks,
     TryImports,
 )
 from everstep.diagnosis.findings import Speaker
@@ -56,7 +55,6 @@ from everstep.events import (
     TimerFired,
 )
 from everstep.model import (
-    NO_GENERATION,
     NO_STEP,
     Copy,
     ExitStatus,
@@ -67,13 +65,14 @@ from everstep.model import (
     Seconds,
     Term,
 )
-from everstep.sightings import BadNumber
 from everstep.sim.backing_up import BACKUP, BackingUp
 from everstep.sim.code import NOT_FOUND, WRONG_CALL, findings
 from everstep.sim.holding import Holding
+from everstep.sim.looking import Looking
 from everstep.sim.network import Connection
 from everstep.sim.parts import cannot_fetch
 from everstep.sim.persisting import DISK, LOCAL_DISK, LOOK_AT_SAVES_S, Persisting, Works
+from everstep.sim.reading import Reading
 from everstep.sim.records import VERSION
 from everstep.sim.testing import tested
 from everstep.sim.training import Process
@@ -98,7 +97,6 @@ class Agent:
         self.connection: Connection | None = None
         """The one that Welcome made usable."""
         self._machine = machine
-        self._seen_of = NO_GENERATION
         self._ground = machine.ground
         spec = self._ground.options.spec
         self._core = AgentCore(machine.name, spec.policy, spec.nproc_per_node)
@@ -110,6 +108,8 @@ class Agent:
         self._persisting = Persisting(machine, self._works, self._after, self._tell)
         self._backing_up = BackingUp(machine, self._works, self._after, self._tell)
         self._holding = Holding(machine, self._after, self._tell)
+        self._reading = Reading(machine, self._tell)
+        self._looking = Looking(machine, self._after, self._tell)
 
     def start(self) -> None:
         """Adopt what runs, look for a controller, look at the ranks from time to time."""
@@ -158,6 +158,10 @@ class Agent:
             self._holding.get(action.order)
         elif isinstance(action, TryImports):
             self._holding.try_it(action.order)
+        elif isinstance(action, TakeStacks):
+            self._looking.take(action.order)
+        elif isinstance(action, GiveStacks):
+            self._looking.give(action.order)
         elif isinstance(action, DoTest):
             takes_s = self._ground.rng.uniform(0.1, 5.0) * self._machine.slowness
             self._after(takes_s, lambda: self._tell(tested(self._machine, action)))
@@ -220,41 +224,12 @@ class Agent:
     def _look(self) -> None:
         """What wakes a real shell at many moments happens here at a few."""
         now = self._ground.schedule.now
-        processes = [
-            process
-            for process in self._machine.processes.values()
-            if process.generation == self._core.generation
-        ]
-        beats = [process.finished(now)[0] for process in processes]
-        if beats and self._machine.running():
-            if self._seen_of != self._core.generation and min(beats) > NO_STEP:
-                self._seen_of = self._core.generation
-                seen = self._ground.options.groups_of(self._core.generation)
-                self._tell(GroupsRead(generation=self._core.generation, seen=seen))
-            self._tell(
-                SlotsRead(
-                    generation=self._core.generation,
-                    slowest=min(beats),
-                    fastest=max(beats),
-                    step_s=processes[0].step_s,
-                )
-            )
-            self._look_at_numbers(processes)
+        self._reading.look(self._core.generation)
         deadline = self._core.next_deadline()
         if deadline is not None and deadline <= now:
             self._tell(TimerFired())
         self._put(*self._link.due(now))
         self._after(self._ground.options.look_s, self._look)
-
-    def _look_at_numbers(self, processes: list[Process]) -> None:
-        """What is not finite, and what came of steps that were done again."""
-        now = self._ground.schedule.now
-        gang = self._ground.gangs[self._core.generation]
-        for process in processes:
-            if gang.nan_from is not None and process.finished(now)[0] >= gang.nan_from:
-                bad = BadNumber(rank=process.rank, step=gang.nan_from)
-                self._tell(NumbersRead(generation=gang.generation, bad=bad))
-                return
 
     def _fork(self, action: ForkRanks, since: Seconds) -> None:
         """Ask the launcher, once it is there."""

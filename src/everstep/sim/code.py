@@ -48,6 +48,7 @@ class Flaw(StrEnum):
     RAISES = "raises at its first step"
     CRASHES = "crashes now and then"
     NAN = "computes nan"
+    STRAYS = "skips a collective on some ranks"
 
 
 NOT_FOUND = RankError(

@@ -109,6 +109,7 @@ class Controller:
         for action in actions:
             self._ground.tell(f"    {action.id} {_show(action)}")
         self._ground.truth.decided(event, actions, state, now)
+        self._ground.blame.decided(actions, state, now)
 
     def _survives(self) -> bool:
         """The dice of a killed turn; once dead, always dead."""

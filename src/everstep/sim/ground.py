@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from everstep.actions import StartRanks
 from everstep.model import Generation, JobSpec, MachineId, Published
+from everstep.sim.blame import Blame
 from everstep.sim.code import Codes
 from everstep.sim.disk import Disk
 from everstep.sim.options import Options, Script
@@ -37,6 +38,7 @@ class Ground:
         self.ledger = Ledger()
         self.codes = Codes(options.spec.code.version, options.seed)
         self.truth = Truth(self.disk, attached=options.script is not Script.UNATTACHED)
+        self.blame = Blame(self)
         self.calm = False
         """Whether faults are over."""
         self.controller: Peer | None = None

@@ -97,7 +97,7 @@ class Loop:
         now, survives = self._schedule.now, self._controls.survives
         actions = self.core.handle(incoming.event, now)
         if self.core.state.spec is not None:
-            self._intake.expect(self.core.state.job.nnodes)
+            self._intake.expect(self.core.state.job)
         if not survives():
             return
         self._journal.append(incoming.event, now, origin=incoming.origin, actions=actions)

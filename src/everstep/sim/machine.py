@@ -21,6 +21,7 @@ from everstep.model import (
     MachineId,
     NodeRank,
     Rank,
+    Seconds,
     Term,
     VersionId,
 )
@@ -28,11 +29,15 @@ from everstep.sim.agent import Agent
 from everstep.sim.checks import Monitor
 from everstep.sim.disk import LocalDisk
 from everstep.sim.ground import Ground
+from everstep.sim.hanging import Held, Hold
 from everstep.sim.memory import KeptMemory, RankMemory
 from everstep.sim.options import SLOWNESS
 from everstep.sim.training import Process
 
 KILLED = ExitStatus(signal=9)
+FREED_WITHIN_S: Seconds = 60.0
+"""No process is stuck in the kernel for longer, once it was killed."""
+ILL_WITHIN_S: Seconds = 20.0
 IN_PLACE = 0.7
 """Share of machines where the code that the job was submitted with lies as it was."""
 
@@ -57,13 +62,21 @@ class Machine:
         self.reachable = True
         """False while it is cut off from the controller."""
         self.isolated = False
-        """Cut off from everybody: its ranks hold up all others, and nobody can reach it."""
+        """Cut off from all others: its ranks hold them up, and none of them can reach it."""
+        self.mute = False
+        """Its agent does everything but show stacks."""
+        self.sick: Hold | None = None
+        """What will hold up every rank that is started here, soon after."""
+        self.ailed_at: Seconds = 0.0
+        """When it was last cut off, isolated, mute, without an agent or slower than usual."""
+        self.cut_at: Seconds = 0.0
+        """When it was last isolated."""
         number = int(name.removeprefix("m"))
         self.boot_id = f"kernel-{number // ground.options.kernel_of}"
         self.units = (f"switch:leaf{number // 2}",)
         self.monitor = Monitor(name)
         slow = ground.rng.random() < ground.options.slow
-        self.slowness = SLOWNESS if slow else 1.0
+        self.slowness = self._usual = SLOWNESS if slow else 1.0
         self.boots = 0
         self.launcher_up = False
         self.launchers = 0
@@ -97,6 +110,7 @@ class Machine:
     def _start_agent(self) -> None:
         if self.alive and self.agent is None:
             self._agents += 1
+            self.ailed_at = self.ground.schedule.now
             self.agent = Agent(self, f"{self.name}-{self._agents}")
             self.agent.start()
 
@@ -179,6 +193,10 @@ class Machine:
         self.ground.schedule.after(for_s, self.reconnect)
 
     def reconnect(self) -> None:
+        now = self.ground.schedule.now
+        self.cut_at = now if self.isolated else self.cut_at
+        if self.isolated or not self.reachable:
+            self.ailed_at = now
         self.reachable = True
         self.isolated = False
 
@@ -187,15 +205,69 @@ class Machine:
         self.cut_off(for_s)
         self.isolated = True
 
+    def sever(self, for_s: float) -> None:
+        """Its ranks and those of others reach each other no more, without an error; the controller
+        reaches it all the same.
+        """
+        self.isolated = True
+        self.ground.schedule.after(for_s, self.reconnect)
+
     def answers(self) -> bool:
         """Whether others reach it: what runs there does not matter, its kernel answers."""
         return self.alive and not self.isolated
 
+    # --- what holds ranks up ---
+
+    def fall_mute(self, for_s: float) -> None:
+        """Its agent shows no stacks for a while."""
+        self.mute = True
+        self.ground.schedule.after(for_s, self.speak)
+
+    def speak(self) -> None:
+        self.ailed_at = self.ground.schedule.now if self.mute else self.ailed_at
+        self.mute = False
+
+    def slow_down(self, factor: float) -> None:
+        """From now on all takes longer here, and every step of the job with it."""
+        self.slowness = self._usual * factor
+        for process in self.running():
+            process.slowness = self.slowness
+
+    def speed_up(self) -> None:
+        if self.slow:
+            self.ailed_at = self.ground.schedule.now
+        self.slow_down(1.0)
+
+    @property
+    def slow(self) -> bool:
+        """Whether it is slower than it was at first."""
+        return self.slowness > self._usual
+
+    def ails(self, since: Seconds) -> bool:
+        """Whether at some time since then it was nobody's fault to blame this machine."""
+        ill = self.isolated or self.mute or self.slow or not self.reachable
+        return ill or not self.alive or self.agent is None or self.ailed_at >= since
+
+    def cut(self, since: Seconds) -> bool:
+        """Whether others could not reach it at some time since then."""
+        return self.isolated or not self.alive or self.cut_at >= since
+
+    def hold_up(self, process: Process, hold: Hold, for_s: Seconds = float("inf")) -> None:
+        """The process does nothing any more."""
+        now = self.ground.schedule.now
+        process.hold(Held(hold=hold, since=now, until=now + for_s))
+        if process.stuck:
+            frees = partial(setattr, process, "stuck", False)
+            self.ground.schedule.after(min(for_s, FREED_WITHIN_S), frees)
+
     # --- processes and shared memory ---
 
     def heal(self) -> None:
-        """From now on it does what machines do."""
+        """From now on it does what machines do; who is held up stays so."""
         self.reconnect()
+        self.speak()
+        self.speed_up()
+        self.sick = None
         self.unstick()
         self.breaks_forks = 0
 
@@ -275,6 +347,9 @@ class Machine:
             ground.truth.forked(process, order, self.code)
             self.processes[index] = process
             forked.append(process)
+            if self.sick is not None:
+                falls_ill = partial(self.hold_up, process, self.sick)
+                ground.schedule.after(ground.rng.uniform(1.0, ILL_WITHIN_S), falls_ill)
         for process in forked:
             gang.add(process)
         return forked

@@ -9,12 +9,16 @@ from everstep.core.faults import objection
 from everstep.events import FaultRequested, RollbackRequested, StopRequested
 from everstep.health import Result
 from everstep.model import NO_VERSION, ExitStatus, Fault, RankError
+from everstep.sightings import StacksRequested
 from everstep.sim.checks import MAKERS, down_link, foreign, hung_storage, kernel_fault
+from everstep.sim.hanging import OF_MACHINES, Hold
 from everstep.sim.machine import Machine
 from everstep.sim.options import Harm
 from everstep.sim.training import Process
 from everstep.sim.world import World
 
+SECOND = 0.2
+"""Chance that a rank is held up, or a machine cut off, while others are."""
 ERROR = RankError(kind="ValueError", message="no", traceback="Traceback: ValueError: no")
 
 
@@ -73,7 +77,44 @@ class Nemesis:
             machine.sticks = True
             self._ground.schedule.after(self._rng.uniform(1.0, 40.0), machine.unstick)
 
+    def hang(self) -> None:
+        """A rank does nothing any more; sometimes it goes on by itself, seldom it is the second."""
+        process = self._process()
+        if process is None:
+            return
+        stands = self._ground.gangs[process.generation].stands(self._ground.schedule.now)
+        if not stands or self._rng.random() < SECOND:
+            for_s = self._rng.choice([float("inf"), self._rng.uniform(1.0, 90.0)])
+            machine = self._world.cluster.machines[process.machine]
+            machine.hold_up(process, self._rng.choice(list(Hold)), for_s)
+
     # --- machines ---
+
+    def sicken(self) -> None:
+        """What is started there from now on is held up before long."""
+        machine = self._machine()
+        if machine is not None:
+            machine.sick = self._rng.choice(OF_MACHINES)
+
+    def sever(self) -> None:
+        machine = self._machine()
+        cut = any(not other.answers() for other in self._world.cluster.alive)
+        if machine is not None and (not cut or self._rng.random() < SECOND):
+            machine.sever(self._rng.uniform(0.5, 120.0))
+
+    def fall_mute(self) -> None:
+        machine = self._machine()
+        if machine is not None:
+            machine.fall_mute(self._rng.uniform(1.0, 90.0))
+
+    def slow_down(self) -> None:
+        """Seldom for good."""
+        machine = self._machine()
+        if machine is not None:
+            machine.slow_down(self._rng.choice([1 / 0.95, 1 / 0.7]))
+            if self._rng.random() < 0.7:
+                faster = self._rng.uniform(10.0, 120.0)
+                self._ground.schedule.after(faster, machine.speed_up)
 
     def kill_agent(self) -> None:
         machine = self._machine()
@@ -214,6 +255,10 @@ class Nemesis:
         if controller.alive and controller.state.version != NO_VERSION:
             version = self._rng.choice([None, *controller.state.versions])
             controller.post(RollbackRequested(by="somebody", version=version))
+
+    def ask_for_stacks(self) -> None:
+        if self._world.controller.alive:
+            self._world.controller.post(StacksRequested(by="somebody"))
 
     def ask_to_stop(self) -> None:
         if self._world.controller.alive and self._rng.random() < 0.1:

@@ -24,12 +24,14 @@ from everstep.model import (
     JobSpec,
     LayoutSpec,
     PolicySpec,
+    RankPhase,
     Seconds,
     SeenGroups,
     Value,
     VersionId,
 )
 from everstep.sim.code import Flaw
+from everstep.sim.hanging import Pause
 
 SLOWNESS = 3.0
 MANY = 1000
@@ -62,6 +64,12 @@ class Harm(StrEnum):
     UPDATE = "update"
     UPDATE_TWICE = "update_twice"
     ROLLBACK = "rollback"
+    HANG = "hang"
+    SEVER = "sever"
+    FALL_MUTE = "fall_mute"
+    SLOW_DOWN = "slow_down"
+    SICKEN = "sicken"
+    ASK_FOR_STACKS = "ask_for_stacks"
 
 
 class Script(StrEnum):
@@ -144,6 +152,10 @@ class Options(Value, frozen=True, kw_only=True):
     """Share of orders to get a version that fail."""
     untold: float
     """Share of trials of a version that come to nothing."""
+    pauses: tuple[Pause, ...]
+    """What its script does now and then that takes longer than a step."""
+    recorded: bool
+    """torch's flight recorder is on."""
     groups: tuple[SeenGroups, ...]
     """What the ranks of one generation after the other tell of their parallel groups."""
 
@@ -163,7 +175,8 @@ def draw(seed: int) -> Options:
     script = _script(rng)
     checks = Random(f"checks of {seed}")  # noqa: S311 -- the same
     updates = Random(f"updates of {seed}")  # noqa: S311 -- the same
-    harms = _harms(rng, later, checks, updates)
+    hangs = Random(f"hangs of {seed}")  # noqa: S311 -- the same
+    harms = _harms(rng, later, checks, updates, hangs)
     return Options(
         seed=seed,
         spec=spec,
@@ -196,6 +209,8 @@ def draw(seed: int) -> Options:
         crash_after=updates.choice([3.0, 30.0]),
         not_held=updates.choice([0.0, 0.0, 0.3]),
         untold=updates.choice([0.0, 0.0, 0.3]),
+        pauses=_pauses(hangs, step_s),
+        recorded=hangs.random() < 0.5,
         groups=_groups(more, nnodes * nproc),
     )
 
@@ -238,18 +253,24 @@ def _spec(seed: int, rng: Random, more: Random, later: Random, sizes: tuple[int,
             backup=more.random() < 0.7,
             backup_every=more.choice([1, 3, 10]),
         ),
-        policy=_updating(_policy(rng, Random(f"quarantine of {seed}")), seed),  # noqa: S311
+        policy=_looks(
+            _updating(_policy(rng, Random(f"quarantine of {seed}")), seed),  # noqa: S311
+            seed,
+        ),
         code=_code(seed),
     )
 
 
-def _harms(rng: Random, later: Random, checks: Random, updates: Random) -> tuple[Harm, ...]:
+def _harms(
+    rng: Random, later: Random, checks: Random, updates: Random, hangs: Random
+) -> tuple[Harm, ...]:
     chances = (
         (_COMMON, rng, 0.4),
         (_RARE, rng, 0.15),
         (_LATER, later, 0.3),
         (_CHECKS, checks, 0.3),
         (_UPDATES, updates, 0.3),
+        (_HANGS, hangs, 0.2),
     )
     return tuple(
         harm for harms, dice, chance in chances for harm in harms if dice.random() < chance
@@ -259,7 +280,7 @@ def _harms(rng: Random, later: Random, checks: Random, updates: Random) -> tuple
 def _flaws(rng: Random, script: Script) -> tuple[Flaw, ...]:
     """A script that reports no steps and crashes for ever is ended by the guard that is off."""
     flaws = tuple(flaw for flaw in Flaw if rng.random() < 0.5)
-    left_out = (Flaw.CRASHES,) if script is Script.UNATTACHED else ()
+    left_out = (Flaw.CRASHES, Flaw.STRAYS) if script is Script.UNATTACHED else ()
     return tuple(flaw for flaw in flaws if flaw not in left_out)
 
 
@@ -304,7 +325,55 @@ _RARE = (
 _LATER = (Harm.REBOOT,)
 _CHECKS = (Harm.ISOLATE, Harm.ALERT, Harm.ALERT_MANY, Harm.FLAP)
 _UPDATES = (Harm.UPDATE, Harm.UPDATE_TWICE, Harm.ROLLBACK)
+_HANGS = (
+    Harm.HANG,
+    Harm.SEVER,
+    Harm.FALL_MUTE,
+    Harm.SLOW_DOWN,
+    Harm.SICKEN,
+    Harm.ASK_FOR_STACKS,
+)
 """Drawn by themselves, so that older seeds stay as they were otherwise."""
+
+
+def _pauses(rng: Random, step_s: Seconds) -> tuple[Pause, ...]:
+    """Evaluation, checkpoints of the script's own, a compiler before the first step."""
+    chosen = (
+        (RankPhase.EVALUATING, rng.choice([20, 50])),
+        (RankPhase.SAVING, rng.choice([15, 40])),
+        (RankPhase.COMPILING, 0),
+    )
+    return tuple(
+        Pause(
+            phase=phase,
+            every=every,
+            takes_s=rng.choice([5.0 * step_s, 15.0, 60.0]),
+            declared=rng.random() < 0.5,
+            alone=every > 0 and rng.random() < 0.3,
+        )
+        for phase, every in chosen
+        if rng.random() < 0.2
+    )
+
+
+def _looks(policy: PolicySpec, seed: int) -> PolicySpec:
+    """What hangs are noticed and looked into by."""
+    rng = Random(f"patience with hangs of {seed}")  # noqa: S311 -- the same
+    return replace(
+        policy,
+        stall_min_s=rng.choice([3.0, 10.0]),
+        stall_max_s=rng.choice([40.0, 90.0]),
+        quiet_s=rng.choice([20.0, 60.0]),
+        # Longer than agents take to come back.
+        look_within_s=rng.choice([10.0, 30.0]),
+        # Longer than it takes to hear of a step.
+        look_again_s=rng.choice([2.0, 4.0]),
+        look_retry_s=rng.choice([2.0, 10.0]),
+        looks_max=rng.choice([2, 5]),
+        slow_every_s=rng.choice([3.0, 10.0]),
+        group_share=rng.choice([0.05, 0.5]),
+        small_group_share=rng.choice([0.25, 1.0]),
+    )
 
 
 def _policy(rng: Random, quarantine: Random) -> PolicySpec:

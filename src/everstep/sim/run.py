@@ -11,9 +11,11 @@ from everstep.actions import FinishJob, Outcome
 from everstep.core.ettr import Owner, spent
 from everstep.core.invariants import InvariantBroken, must
 from everstep.model import Seconds, Value
+from everstep.sim.blame import longest_hang_s
+from everstep.sim.code import Flaw
 from everstep.sim.ground import BEGINS_AT
 from everstep.sim.nemesis import Nemesis
-from everstep.sim.options import MANY, SLOWNESS, Options, Script
+from everstep.sim.options import MANY, SLOWNESS, Harm, Options, Script
 from everstep.sim.world import World
 
 
@@ -83,7 +85,20 @@ def _bound_s(options: Options) -> Seconds:
     )
     slowness = SLOWNESS if options.slow else 1.0
     training_s = options.steps * options.step_s * (1 + options.jitter) * slowness
-    return 60.0 + 4 * patience_s * slowness + 3 * training_s
+    training_s += sum(
+        p.takes_s * (1 + options.steps // p.every if p.every else 1) for p in options.pauses
+    )
+    return 60.0 + 4 * patience_s * slowness + 3 * training_s + _hangs_s(options)
+
+
+def _hangs_s(options: Options) -> Seconds:
+    """Those under way, and those of a version that hangs again until somebody mends it."""
+    harms, policy = options.harms, options.spec.policy
+    held = not {Harm.HANG, Harm.SICKEN}.isdisjoint(harms)
+    updated = not {Harm.UPDATE, Harm.UPDATE_TWICE}.isdisjoint(harms)
+    strays = updated and Flaw.STRAYS in options.flaws
+    times = (2 if held else 0) + (policy.rollbacks_max + 3 if strays else 0)
+    return times * longest_hang_s(policy)
 
 
 def _judge(world: World, nemesis: Nemesis) -> None:

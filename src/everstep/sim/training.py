@@ -2,7 +2,8 @@
 
 A step is one all-reduce that every rank must reach; then each finishes its optimizer update in its
 own time, and saves in the background. The next update waits for the save of the one before. When a
-rank is gone, its peers come no further: some fail with a broken connection, some wait for ever.
+rank is gone, its peers come no further: some fail with a broken connection, some wait for ever. So
+do all when one of them is held up, or goes another way in its code.
 """
 
 from __future__ import annotations
@@ -18,14 +19,17 @@ from everstep.model import (
     NO_STEP,
     ExitStatus,
     JobSpec,
+    MachineId,
     Rank,
     RankError,
+    RankPhase,
     Seconds,
     Step,
     VersionId,
 )
 from everstep.sim.code import CRASH, NOT_FOUND, WRONG_CALL, Flaw
 from everstep.sim.disk import LocalDisk
+from everstep.sim.hanging import OF_MACHINES, Held, Hold, Pause, Pausing
 from everstep.sim.memory import RankMemory
 from everstep.sim.options import Options, Script
 from everstep.sim.schedule import Schedule
@@ -89,11 +93,31 @@ class Process:
         self.on_end: Callable[[Process], None] = lambda _: None
         self.linked: Callable[[], bool] = lambda: True
         """Whether its peers reach it."""
+        self.held: Held | None = None
+        """What holds it up, or did so last."""
         self._finishes: deque[_Finish] = deque(maxlen=3)
 
     @property
     def alive(self) -> bool:
         return self.exit is None
+
+    def hold(self, held: Held) -> None:
+        """From now on it does nothing, and all others wait for it."""
+        if self.alive and self.held_at(held.since) is None:
+            self.held = held
+            self.stuck = self.stuck or held.hold is Hold.KERNEL
+
+    def held_at(self, now: Seconds) -> Hold | None:
+        """What holds it up."""
+        if not self.alive or self.held is None or now >= self.held.until:
+            return None
+        return self.held.hold
+
+    def was_held(self, since: Seconds, holds: tuple[Hold, ...] = OF_MACHINES) -> bool:
+        """Whether one of these held it up at some time since then."""
+        until = self.held.until if self.held is not None else 0.0
+        until = until if self.alive else min(until, self.died_at)
+        return self.held is not None and self.held.hold in holds and until >= since
 
     def will_finish(self, step: Step, at: Seconds) -> None:
         self._finishes.append(_Finish(step, at))
@@ -130,8 +154,17 @@ class Gang:
         self._options = options
         self._schedule = schedule
         self._broken = False
+        self.broke_at: Seconds | None = None
+        """When its first rank was gone."""
+        self.pausing: Pausing | None = None
+        """The newest healthy pause."""
+        self.strayed_at: Seconds = 0.0
+        self.strayed: tuple[Rank, ...] = ()
+        """Ranks that went another way in their code, so that nobody will meet in a collective."""
         self._crashes_at: Step | None = None
+        self._strays_at: Step | None = None
         self._reduced_at: Seconds = 0.0
+        self._waiting_since: Seconds | None = None
         # A generator of its own: what one gang does must not change what another one draws.
         self._rng = Random(f"{options.seed} {generation}")  # noqa: S311 -- a printed seed
 
@@ -156,6 +189,7 @@ class Gang:
         if process.exit is not None and process.exit.ok and over:
             return
         self._broken = True
+        self.broke_at = self._schedule.now if self.broke_at is None else self.broke_at
         if Flaw.NO_IMPORT in self.start.flaws:
             return  # each by itself: nobody was connected yet
         for peer in self.processes.values():
@@ -182,9 +216,58 @@ class Gang:
         now = self._schedule.now
         return max(self.restore, min(p.finished(now)[0] for p in self.processes.values()))
 
+    def holders(self, now: Seconds) -> list[Process]:
+        """Those that all others wait for: held up, or their link is down."""
+        processes = self.processes.values()
+        return [p for p in processes if p.alive and (p.held_at(now) or not p.linked())]
+
+    def stands(self, now: Seconds) -> bool:
+        """Whether it comes no further by itself. Whoever is on the way comes to the wait first."""
+        return bool(self._broken or self.strayed or self.holders(now))
+
+    def phase_at(self, now: Seconds) -> tuple[RankPhase, Seconds]:
+        """What its ranks say that they do, and for how long they have."""
+        pausing = self.pausing
+        attached = self._options.script is not Script.UNATTACHED
+        if attached and pausing is not None and pausing.pause.declared and pausing.at(now):
+            return pausing.pause.phase, now - pausing.since
+        return (RankPhase.TRAINING if self.began else RankPhase.STARTING), 0.0
+
+    def quiet_s(self, now: Seconds) -> Seconds:
+        """For how long none of its ranks has done anything; 0: some do."""
+        since = self._waiting_since
+        if self._broken and self.broke_at is not None:
+            since = self.broke_at if since is None else min(since, self.broke_at)
+        return 0.0 if since is None else now - since
+
+    def stood_since(self, now: Seconds) -> Seconds | None:
+        """Since when somebody is held up, or has gone another way; None: nobody."""
+        held = [p.held.since for p in self.holders(now) if p.held_at(now) and p.held is not None]
+        return min([*held, *([self.strayed_at] if self.strayed else [])], default=None)
+
+    @property
+    def pauses_s(self) -> Seconds:
+        """The longest one that its script makes."""
+        return max((pause.takes_s for pause in self._options.pauses), default=0.0)
+
+    def slower(self) -> list[MachineId]:
+        """Machines that all others wait for in every step, maybe since they began."""
+        fastest = min(process.slowness for process in self.processes.values())
+        return [p.machine for p in self.processes.values() if p.slowness > fastest]
+
+    def waits_for_slow(self, process: Process, now: Seconds) -> bool:
+        """Whether it has computed its part of the step, and somebody slower has not."""
+        slowest = max(each.slowness for each in self.processes.values())
+        done_s = self._options.step_s * process.slowness
+        return process.slowness < slowest and now - self._reduced_at > done_s
+
     def _waits(self, call: Callable[[], None]) -> bool:
-        """Whether all wait for one whose link is down; they try again."""
-        waits = any(p.alive and not p.linked() for p in self.processes.values())
+        """Whether all wait for one that does not come; they try again."""
+        waits = bool(self.strayed or self.holders(self._schedule.now))
+        if not waits:
+            self._waiting_since = None
+        elif self._waiting_since is None:
+            self._waiting_since = self._schedule.now
         if waits:
             self._schedule.after(TRY_AGAIN_S, call)
         return waits
@@ -201,7 +284,9 @@ class Gang:
                 self._raises(process, WRONG_CALL if raises else RAISED)
         else:
             self._spoil()
-            self._schedule.after(self._compute_s(), self._reduce)
+            first = next((pause for pause in self._options.pauses if not pause.every), None)
+            paused_s = self._pause(first, self._schedule.now)
+            self._schedule.after(paused_s + self._compute_s(), self._reduce)
 
     def _raises(self, process: Process, error: RankError) -> None:
         fail = partial(self.end, process, ExitStatus(code=1), error)
@@ -216,6 +301,23 @@ class Gang:
         if Flaw.CRASHES in self.start.flaws:
             after = self._rng.expovariate(1.0 / self._options.crash_after)
             self._crashes_at = Step(self.newest + 1 + int(after))
+        if Flaw.STRAYS in self.start.flaws:
+            self._strays_at = Step(self.newest + self._rng.randint(1, 6))
+
+    def _pause(self, pause: Pause | None, since: Seconds) -> Seconds:
+        """For how long the next step is put off."""
+        if pause is None:
+            return 0.0
+        takes_s = pause.takes_s * self._rng.uniform(0.5, 1.0)
+        self.pausing = Pausing(pause=pause, since=since, until=since + takes_s)
+        return takes_s
+
+    def _stray(self) -> None:
+        """One rank, or half of them, skip a collective."""
+        ranks = sorted(self.processes)
+        count = self._rng.choice([1, max(1, len(ranks) // 2)])
+        self.strayed_at = self._schedule.now
+        self.strayed = tuple(self._rng.sample(ranks, count))
 
     def _compute_s(self) -> Seconds:
         """All wait for the slowest."""
@@ -225,6 +327,8 @@ class Gang:
 
     def _reduce(self) -> None:
         """Every rank is here: this step will be finished by whoever lives on."""
+        if self._strays_at is not None and self.newest >= self._strays_at and not self.strayed:
+            self._stray()
         if self._broken or not self.whole or self._waits(self._reduce):
             return
         if self.newest == self._options.steps - 1:
@@ -236,7 +340,9 @@ class Gang:
             last = max(self._plan(process) for process in self.processes.values())
         self.on_step(self, self._schedule.now - self._reduced_at)
         self._reduced_at = self._schedule.now
-        self._schedule.at(last + self._compute_s(), self._reduce)
+        pauses = (p for p in self._options.pauses if p.comes_after(self.newest))
+        paused_s = self._pause(next(pauses, None), last)
+        self._schedule.at(last + paused_s + self._compute_s(), self._reduce)
         if self._crashes_at is not None and self.newest >= self._crashes_at:
             crashes = self._rng.choice(list(self.processes.values()))
             self._schedule.at(last, partial(self.end, crashes, CRASH))

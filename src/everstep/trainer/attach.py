@@ -8,6 +8,7 @@ behind it, and so does everything outside everstep.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import multiprocessing
 import os
 import sys
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from everstep.model import NO_GENERATION, Rank
+from everstep.trainer import dumping
 from everstep.trainer.context import VARIABLE, AttachContext
 from everstep.trainer.notices import Notices
 from everstep.trainer.place import Place
@@ -52,6 +54,8 @@ def _make_run(place: Place | None, peak_flops: float | None) -> Run:
     address = Path(context.notice_socket) if context.notice_socket else None
     run = Run(place, Notices(address, context.rank, context.generation), peak_flops)
     os.register_at_fork(after_in_child=run.forget)
+    with contextlib.suppress(OSError):  # then only py-spy shows its stacks
+        dumping.register(Path(context.shm), context.local_rank)
     atexit.register(partial(run.flush, FLUSH_S))
     return run
 

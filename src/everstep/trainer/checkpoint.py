@@ -8,6 +8,7 @@ raises, because a rank that was told to go on from step 100 must not begin at st
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -52,6 +53,7 @@ class Checkpoint:
         self._set_rng: Callable[[], None] | None = None
         self._memory: Memory | None = None
         self.on_restore: Callable[[], None] = _nothing
+        self.restoring: AbstractContextManager[None] = nullcontext()
         self.on_save: Callable[[Step], None] = _ignore
         if place is not None:
             opening = partial(self._open, place, explicit_wait=explicit_wait)
@@ -73,7 +75,8 @@ class Checkpoint:
         from everstep.trainer.restore import restore_state  # noqa: PLC0415 -- needs torch
 
         self.on_restore()
-        restored = restore_state(self._place.context, self._state, self._notices)
+        with self.restoring:
+            restored = restore_state(self._place.context, self._state, self._notices)
         self._set_rng = restored.set_rng
         if self._memory is not None:
             self._feature.attempt(partial(self._memory.restored, restored.in_memory), None)
@@ -84,7 +87,8 @@ class Checkpoint:
         from everstep.trainer.restore import start_state  # noqa: PLC0415 -- needs torch
 
         self.on_restore()
-        started = start_state(directory, self._state, self._notices)
+        with self.restoring:
+            started = start_state(directory, self._state, self._notices)
         self._set_rng = started.set_rng
         return started.step + 1
 

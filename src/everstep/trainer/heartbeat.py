@@ -129,7 +129,7 @@ class SlotWriter:
     """
 
     def __init__(self, path: Path, index: int) -> None:
-        self._map = _open(path, index + 1)
+        self._map = mapped(path, (index + 1) * SLOT_BYTES)
         self._at = index * SLOT_BYTES
         (front,) = _FRONT.unpack_from(self._map, self._at)
         self._number = front + front % 2
@@ -155,7 +155,7 @@ class SlotReader:
     """Reads all slots of one machine; a torn slot reads as the value it had before."""
 
     def __init__(self, path: Path, count: int) -> None:
-        self._map = _open(path, count)
+        self._map = mapped(path, count * SLOT_BYTES)
         self._last: list[Heartbeat | None] = [None] * count
 
     def read(self) -> list[Heartbeat | None]:
@@ -180,12 +180,15 @@ class SlotReader:
         self._map.close()
 
 
-def _open(path: Path, slots: int) -> mmap.mmap:
-    """Map the file, created and extended as needed. Pages are reserved, so no later SIGBUS."""
+def mapped(path: Path, least: int) -> mmap.mmap:
+    """The file, created and extended as needed to at least so many bytes, as memory.
+
+    Pages are reserved, so no later SIGBUS.
+    """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        size = max(slots * SLOT_BYTES, os.fstat(fd).st_size)
+        size = max(least, os.fstat(fd).st_size)
         os.posix_fallocate(fd, 0, size)
         return mmap.mmap(fd, size)
     finally:

@@ -33,6 +33,8 @@ class NoticeKind(StrEnum):
     RESTORED = "restored"
     REPORTS_OFF = "reports-off"
     """No steps and metrics from here on."""
+    RECORDS_OFF = "records-off"
+    """No flight records of collectives for whoever looks at a hang."""
     ADVICE = "advice"
 
 

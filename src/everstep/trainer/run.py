@@ -15,8 +15,8 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from everstep.model import NO_STEP, Step
-from everstep.trainer import groups
+from everstep.model import NO_STEP, RankPhase, Step
+from everstep.trainer import groups, recording
 from everstep.trainer.checkpoint import Checkpoint
 from everstep.trainer.communicating import Communicating
 from everstep.trainer.feature import Feature
@@ -24,6 +24,7 @@ from everstep.trainer.heartbeat import Phase
 from everstep.trainer.layout import Layout, layout_of
 from everstep.trainer.metrics import Metrics
 from everstep.trainer.notices import NoticeKind, Notices
+from everstep.trainer.phases import Phases
 from everstep.trainer.place import Place
 from everstep.trainer.pulse import Pulse
 
@@ -50,10 +51,17 @@ class Run:
         self._looping = False
         self.mesh: Any = None
         """The device mesh that the script gave to attach()."""
-        self._communicating = Communicating(self._mark)
+        pace = Feature("everstep's look at phases and work is", NoticeKind.ADVICE, notices)
+        self._phases = Phases(pace, None if place is None else place.context)
+        self._communicating = Communicating(
+            self._mark,
+            partial(self._phases.communicate, begins=True),
+            partial(self._phases.communicate, begins=False),
+        )
         self._layout = Feature("everstep's look at process groups is", NoticeKind.ADVICE, notices)
+        self._records = Feature("everstep's flight records are", NoticeKind.RECORDS_OFF, notices)
         if place is None:
-            self._layout.on = False
+            self._layout.on = self._records.on = False
         if place is not None:
             self._pulse = self._reports.attempt(partial(Pulse, place.context), None)
 
@@ -123,10 +131,27 @@ class Run:
     def communicating(self) -> AbstractContextManager[None]:
         """`with run.communicating():` around what exchanges data with other ranks.
 
-        Backups to other machines then yield the network to it, within bounds. Two stores to memory;
-        may be nested, and used by several threads.
+        Backups to other machines then yield the network to it, within bounds, and time in it does
+        not count as this rank's own work. A few stores to memory, and in the loop's thread two
+        reads of /proc; may be nested, and used by several threads.
         """
         return self._communicating
+
+    def evaluating(self) -> AbstractContextManager[None]:
+        """`with run.evaluating():` around an evaluation: no step is missed meanwhile.
+
+        How long one takes is learned, so that one that hangs is noticed too. A few stores to
+        memory; may be nested, and used by several threads.
+        """
+        return self._phases.block(RankPhase.EVALUATING)
+
+    def saving(self) -> AbstractContextManager[None]:
+        """The same around a checkpoint of the script's own. Checkpoint.save() does not need it."""
+        return self._phases.block(RankPhase.SAVING)
+
+    def compiling(self) -> AbstractContextManager[None]:
+        """The same around what compiles, if it does so after the first step."""
+        return self._phases.block(RankPhase.COMPILING)
 
     def checkpoint(
         self,
@@ -152,6 +177,7 @@ class Run:
             from_dcp=None if from_dcp is None else fspath(from_dcp),
         )
         checkpoint.on_restore = self._enter_restoring
+        checkpoint.restoring = self._phases.block(RankPhase.RESTORING)
         checkpoint.on_save = self._saved
         if self._checkpoint is not None:
             checkpoint.refuse_second()
@@ -171,26 +197,32 @@ class Run:
 
     def forget(self) -> None:
         """In a forked child: it is no rank. It must not write the slot or wait for a thread."""
-        self._reports.on = False
+        self._reports.on = self._records.on = False
+        self._phases.forget()
         if self._checkpoint is not None:
             self._checkpoint.forget()
 
     # --- behind the fence ------------------------------------------------------------------------
 
     def _begin(self) -> None:
+        self._records.attempt(self._serve_records, None)
         if self._pulse is not None:
             self._pulse.enter(Phase.TRAINING)
-        self._metrics.start(time.monotonic_ns())
+        now_ns = time.monotonic_ns()
+        self._metrics.start(now_ns)
+        self._phases.begin_steps(now_ns)
 
     def _finish_step(self, step: Step) -> None:
         if self._layout.on:
             self._layout.attempt(self._tell_groups, None)
             self._layout.on = False
+            self._records.attempt(self._serve_records, None)
         now_ns = time.monotonic_ns()
         self._metrics.finish_step(now_ns)
         if self._pulse is not None:
             saved = NO_STEP if self._checkpoint is None else self._checkpoint.saved_step
             self._pulse.finish_step(step, now_ns, self._metrics, saved)
+        self._phases.finish_step(step, now_ns)
 
     def _mark(self, since_ns: int) -> None:
         if self._pulse is not None:
@@ -204,6 +236,11 @@ class Run:
             told = groups.RankGroups(generation=context.generation, seen=seen)
             groups.tell(Path(context.shm), context.local_rank, told)
 
+    def _serve_records(self) -> None:
+        """As soon as there are groups, and again after the first step, which may make more."""
+        if self._place is not None:
+            recording.serve(self._place.context)
+
     def _saved(self, step: Step) -> None:
         """A loop of the script's own: its saves are the only sign of a finished step."""
         if not self._looping:
@@ -216,3 +253,4 @@ class Run:
     def _end(self) -> None:
         if self._pulse is not None:
             self._pulse.enter(Phase.ENDED)
+        self._phases.end()

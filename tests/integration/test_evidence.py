@@ -23,7 +23,11 @@ ckpt = run.checkpoint({"box": box})
 rank, first = int(os.environ["RANK"]), os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
 for step in run.steps(start=ckpt.restore(), stop=60):
     if first and step == 30:
+        if rank == 0:
+            open("there", "w").close()
         if rank == 1:
+            while not os.path.exists("there"):  # nothing else keeps these ranks together
+                time.sleep(0.01)
             print("RuntimeError: CUDA error: uncorrectable ECC error encountered", flush=True)
             os.abort()
         time.sleep(3600)

@@ -125,7 +125,7 @@ class Compute:
         path = f"/proc/self/task/{threading.get_native_id()}/schedstat"
         with contextlib.suppress(OSError):
             self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            if _work_of(self._fd) == 0:  # there, and never written
+            if not _is_kept(self._fd):
                 os.close(self._fd)
                 self._fd = -1
 
@@ -137,6 +137,11 @@ def _work_of(fd: int) -> int:
     """Nanoseconds on a processor, and ready for one (Documentation/scheduler/sched-stats.rst)."""
     ran, waited, _ = os.pread(fd, _LINE, 0).split()
     return int(ran) + int(waited)
+
+
+def _is_kept(fd: int) -> bool:
+    """Whether the kernel writes it at all. A thread that has just begun has time slices only."""
+    return any(int(number) for number in os.pread(fd, _LINE, 0).split())
 
 
 def _uses_cuda() -> bool:

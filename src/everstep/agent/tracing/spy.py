@@ -26,6 +26,8 @@ from everstep.processes import Process, send_signal
 
 GONE_WITHIN_S: Seconds = 0.5
 """For a killed py-spy to be gone: one that is stuck in the kernel is not waited for."""
+AGAIN_MAX = 2
+"""Tries after one that failed."""
 BYTES_MAX = 16 << 20
 """Of one answer."""
 
@@ -58,10 +60,24 @@ class Spy:
         self._resuming: set[asyncio.Task[None]] = set()
 
     async def dump(self, process: Process, within_s: Seconds, *, native: bool = False) -> Answer:
-        """The stacks of this process. Says why there are none, whatever happens."""
+        """The stacks of this process. Says why there are none, whatever happens.
+
+        What is not paused changes while it is read, and sometimes makes no sense: then again.
+        """
         if self.program is None:
             return Answer(why=WhyNot.MISSING)
-        if within_s <= 0:
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + within_s
+        answer = await self._dump(process, within_s, native=native)
+        for _ in range(0 if native else AGAIN_MAX):
+            if answer.dump is not None or answer.why is not WhyNot.FAILED:
+                break
+            again = await self._dump(process, deadline - clock(), native=False)
+            answer = answer if again.why is WhyNot.LATE else again
+        return answer
+
+    async def _dump(self, process: Process, within_s: Seconds, *, native: bool) -> Answer:
+        if self.program is None or within_s <= 0:
             return Answer(why=WhyNot.LATE)
         mode = "--native" if native else "--nonblocking"
         argv = [self.program, "dump", "--json", mode, "--pid", str(process.pid)]

@@ -25,12 +25,12 @@ $(READY): pyproject.toml scripts/venv.py
 demo: $(READY)
 	@$(BIN)/python examples/gpt/demo.py
 
-# Three at a time, since most of what they wait for are other processes; tests of one file stay
+# Four at a time, since most of what they wait for are other processes; tests of one file stay
 # together, and files in their order: the longest are not the last.
 # Each test starts many processes of ours: compiled once, not by each where bytecode is not written.
 test: check
 	@$(BIN)/python -m compileall -q src/everstep
-	@$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+	@$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 
 check: $(READY)
 	@$(BIN)/python scripts/check.py

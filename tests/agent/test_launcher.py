@@ -562,6 +562,7 @@ def test_a_killed_launcher_disturbs_no_rank_and_the_next_one_serves(warm: Warm) 
 
 
 def test_garbage_on_the_socket_harms_nobody(warm: Warm) -> None:
+    warm.one("pass")
     for garbage in (
         b"",
         b"\xff\xff\xff\xff",

@@ -11,7 +11,7 @@ help:
 	@echo "make demo    train a small GPT on four stand-in machines, break each part once"
 	@echo "make test    check, then all tests"
 	@echo "make check   formatter, linter, types, import contract"
-	@echo "make soak    thousands of simulated seeds, SEEDS=5000; then slow hangs and calm training"
+	@echo "make soak    thousands of simulated seeds, SEEDS=5000; then kills, slow hangs and calm training"
 	@echo "make cases   how well diagnosis answers the failure cases"
 	@echo "make bench   restarts beside torchrun, checkpoints beside DCP and others, recovery, hangs, detection (as root)"
 	@echo "make docs    write what is generated: docs/torchrun-flags.md, tables of docs/checks.md, frozen flags"
@@ -45,6 +45,7 @@ docs: $(READY)
 SEEDS ?= 5000
 soak: $(READY)
 	@$(BIN)/python -m everstep.sim --seeds $(SEEDS)
+	@EVERSTEP_SOAK_SEEDS=20 $(BIN)/python -m pytest tests/checkpoint/test_kills.py tests/agent/transfer/test_transfer_kills.py
 	@$(BIN)/python -m pytest tests/integration/soak_hangs.py
 
 cases: $(READY)

@@ -41,6 +41,9 @@ from tests.checkpoint.lockstep import Counters, fork, kill
 SIZE = 300_000
 ROUNDS = 60
 
+SEEDS = int(os.environ.get("EVERSTEP_SOAK_SEEDS", "2"))
+"""`make soak` takes more."""
+
 
 class Pair:
     """An owner that backs up one step after the other, and the peer that keeps them."""
@@ -92,7 +95,7 @@ class Pair:
                 self.acknowledged.finish(0, safe + 1)
 
 
-@pytest.fixture(params=range(4))
+@pytest.fixture(params=range(SEEDS))
 def pair(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
     """One owner and one peer for each seed."""
     monkeypatch.setattr(talk, "PIECE_BYTES", 16 << 10)

@@ -245,12 +245,6 @@ class PolicySpec(Value, frozen=True, kw_only=True):
     slow_flags: int = 3
     """Training that became slower is looked at so often, this far apart; the group that is flagged
     in so many rounds at least, and most, goes (ByteRobust, 5.1)."""
-    group_share: float = 0.05
-    small_group_share: float = 0.25
-    small_job: int = 64
-    """Of one parallel group at most so many machines go at once: the larger of the standbys and
-    this share of the job, the second one below so many machines; and none for which no standby is
-    ready."""
 
 
 class CodeSpec(Value, frozen=True, kw_only=True):

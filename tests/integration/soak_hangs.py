@@ -109,7 +109,7 @@ def test_training_that_is_well_is_left_alone(job: Hung) -> None:
     until, pause_s = time.monotonic() + 60.0 * MINUTES, POLICY.stall_min_s + 1.0
     generation = job.generation()
     while time.monotonic() < until:
-        for trouble in (Trouble.EVALUATE, Trouble.SAVE, Trouble.PAUSE):
+        for trouble in (Trouble.EVALUATE, Trouble.SAVE, Trouble.COMPILE, Trouble.PAUSE):
             job.ask(trouble, *range(8), number=pause_s)
             job.trains_on(100)
     job.nobody_was_stopped()

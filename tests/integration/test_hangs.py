@@ -87,14 +87,14 @@ def test_a_rank_that_leaves_out_a_collective_is_the_codes_fault(job: Hung) -> No
 
 
 def test_pauses_that_end_by_themselves_cost_nothing(job: Hung) -> None:
-    """All ranks leave out a collective; then an evaluation, a checkpoint and a silence, each longer
-    than the patience with a step.
+    """All ranks leave out a collective; then an evaluation, a checkpoint, a compilation and a
+    silence, each longer than the patience with a step.
     """
     generation = job.generation()
     pause_s = POLICY.stall_min_s + 0.8
     job.ask(Trouble.SKIP, *EVERYBODY)
     job.trains_on()
-    for trouble in (Trouble.EVALUATE, Trouble.SAVE, Trouble.PAUSE):
+    for trouble in (Trouble.EVALUATE, Trouble.SAVE, Trouble.COMPILE, Trouble.PAUSE):
         job.ask(trouble, *EVERYBODY, number=pause_s)
         job.trains_on()
     job.nobody_was_stopped()

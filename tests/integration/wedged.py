@@ -45,6 +45,8 @@ class Trouble(StrEnum):
     SAVE = "save"
     """It says that it writes a checkpoint of its own, for so many seconds; 0: it waits for a lock
     for ever."""
+    COMPILE = "compile"
+    """It says that it compiles, for so many seconds."""
     PAUSE = "pause"
     """It does nothing for so many seconds, and says nothing of it."""
 
@@ -151,6 +153,9 @@ def make_trouble(run: Run, stage: Stage, asked: dict[Trouble, float], fifo: Path
     if Trouble.SAVE in asked:
         with run.saving():
             save(asked[Trouble.SAVE])
+    if Trouble.COMPILE in asked:
+        with run.compiling():
+            time.sleep(asked[Trouble.COMPILE])
 
 
 def train(log: Path, stop: Path, ask_in: Path) -> None:

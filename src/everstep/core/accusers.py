@@ -27,7 +27,7 @@ from everstep.core.alerts import (
     usable,
 )
 from everstep.core.state import Machine, State
-from everstep.model import MachineId, Seconds, Value
+from everstep.model import JobSpec, MachineId, Seconds, Value
 
 MOST = 0.5
 """Accusations of more than this share of a unit mean the unit (ByteRobust evicts by switch)."""
@@ -91,6 +91,11 @@ def ready_standbys(state: State, now: Seconds) -> list[Machine]:
     return [machine for machine in state.standbys() if not doubts(state, machine, now)]
 
 
+def most_accused(job: JobSpec) -> float:
+    """More at once are not the machines."""
+    return max(job.policy.accused_max, job.policy.accused_share * job.nnodes)
+
+
 def lies_in(machine: Machine, unit: str) -> bool:
     """Whether the machine is a part of this unit."""
     return unit in machine.units or (bool(machine.boot_id) and unit == BOOT + machine.boot_id)
@@ -103,16 +108,15 @@ class _Guard:
         self._state = state
         self._accused = accused
         self._now = now
-        job = state.job
-        self._most = max(job.policy.accused_max, job.policy.accused_share * job.nnodes)
-        since = now - job.policy.accusers_within_s
+        self._most = most_accused(state.job)
+        since = now - state.job.policy.accusers_within_s
         self._lately = [*accusations(state, now, since), *accused]
         """Also what is over: when a storage comes back, the last to say so are not the machines."""
         self._gone = {each.unit or each.machine for each in state.expelled if each.at > since}
         """Who went lately, or goes now; units count once."""
         names = {each.machine for each in accused}
         self._ready = [m for m in ready_standbys(state, now) if m.machine not in names]
-        self._wanted = job.nnodes - len(state.positions)
+        self._wanted = state.job.nnodes - len(state.positions)
         """Positions that a standby is needed for already."""
 
     def groups(self) -> list[Group]:

@@ -1,15 +1,15 @@
 """Who goes for what a look showed: a whole parallel group, its outliers, or nobody.
 
-Asked by evicting.py once all ranks have stopped, and by slowness.py before it has them stopped. It
-has its own limit: one group, of a size that the job can bear. "Isolate fast, do not pinpoint": a
-few healthy machines that are swept along are tested at once and come back.
+Asked by evicting.py once all ranks have stopped, and by slowness.py before it has them stopped. Its
+limit is its own: one group, and no more machines than standbys are ready. "Isolate fast, do not
+pinpoint": a few healthy machines that are swept along are tested at once and come back.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from everstep.core.accusers import NO_STANDBY, Group, named, ready_standbys
+from everstep.core.accusers import NO_STANDBY, Group, most_accused, named, ready_standbys
 from everstep.core.alerts import Accusation
 from everstep.core.state import State
 from everstep.looks import LookResult
@@ -73,7 +73,7 @@ def objection(
 ) -> str:
     """What speaks against it that all these machines go together; empty: nothing does.
 
-    With a group they go as one, and are as many as the job can bear. Without one each is accused by
+    With a group they go as one, whatever its size. Without one each is accused by
     itself, and many at once are not the machines.
     """
     policy, nnodes, count = state.job.policy, state.job.nnodes, len(machines)
@@ -81,9 +81,7 @@ def objection(
     ready = [m for m in ready_standbys(state, now) if m.machine not in going]
     wanted = nnodes - len(state.positions) + sum(_is_member(state, name) for name in going)
     free = max(0, len(ready) - wanted)
-    share = policy.small_group_share if nnodes < policy.small_job else policy.group_share
-    most = max(free, int(share * nnodes))
-    accused_most = max(policy.accused_max, policy.accused_share * nnodes)
+    accused_most = most_accused(state.job)
     since = now - policy.accusers_within_s
     gone = {each.unit or each.machine for each in state.expelled if each.at > since}
     gone |= {each.unit or name for each in others if not each.against for name in each.machines}
@@ -95,6 +93,4 @@ def objection(
         return f"{len(gone)} evictions within {policy.accusers_within_s / 60:g} minutes are enough"
     if count <= free:
         return ""
-    if count > most and count > 1:
-        return f"{count} machines are more than {most} that may go at once"
     return NO_STANDBY if not free else f"only {free} of {count} standbys are ready"

@@ -62,7 +62,6 @@ def ranks_start(state: State) -> None:
     state.pace.newest = []
     state.pace.settling = SETTLING
     state.pace.slow_since = None
-    state.straggler = None
 
 
 def slowed(state: State, since: Seconds) -> tuple[Seconds, str] | None:

@@ -371,8 +371,6 @@ def _looks(policy: PolicySpec, seed: int) -> PolicySpec:
         look_retry_s=rng.choice([2.0, 10.0]),
         looks_max=rng.choice([2, 5]),
         slow_every_s=rng.choice([3.0, 10.0]),
-        group_share=rng.choice([0.05, 0.5]),
-        small_group_share=rng.choice([0.25, 1.0]),
     )
 
 

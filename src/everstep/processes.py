@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 _PROC = Path("/proc")
-_DEAD_STATES = b"ZX"
+DEAD = frozenset("ZX")
+"""The kernel's letters of processes that have ended."""
 
 
 class Process(NamedTuple):
@@ -26,42 +27,47 @@ class Process(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """One live process among its relatives."""
+    """One process among its relatives, zombies too: nobody may have noticed its end."""
 
     process: Process
     parent: int
     session: int
     """Pid of the process that leads or led its session."""
+    state: str
+    """The kernel's letter of its main thread."""
+    name: str
+    """At most 15 characters, as the program or the process itself set it."""
+    ticks: int
+    """Processor time of itself and of its dead children, in clock ticks."""
+
+    @property
+    def dead(self) -> bool:
+        return self.state in DEAD
 
 
-class _Stat(NamedTuple):
-    state: bytes
-    parent: int
-    session: int
-    start_ticks: int
-
-
-def _stat(pid: int) -> _Stat | None:
+def entry(pid: int) -> Entry | None:
+    """None if there is no such process. OSError if that cannot be told: no descriptor is left."""
     try:
         raw = (_PROC / str(pid) / "stat").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
         return None
     # The name in field 2 may hold anything, also blanks and brackets: count from its end.
-    fields = raw[raw.rindex(b")") + 2 :].split()
-    return _Stat(
-        state=fields[0],
+    begin, end = raw.index(b"("), raw.rindex(b")")
+    fields = raw[end + 2 :].split()
+    return Entry(
+        process=Process(pid, int(fields[19])),
         parent=int(fields[1]),
         session=int(fields[3]),
-        start_ticks=int(fields[19]),
+        state=fields[0].decode(),
+        name=raw[begin + 1 : end].decode(errors="replace"),
+        ticks=sum(map(int, fields[11:15])),
     )
 
 
 def identify(pid: int) -> Process | None:
     """The process that has this pid now; None if there is none, or only a zombie of one."""
-    stat = _stat(pid)
-    if stat is None or stat.state in _DEAD_STATES:
-        return None
-    return Process(pid, stat.start_ticks)
+    found = entry(pid)
+    return None if found is None or found.dead else found.process
 
 
 def alive(process: Process) -> bool:
@@ -99,18 +105,15 @@ def maps_below(pid: int, directory: Path) -> bool:
 
 def everyone() -> list[Process]:
     """Every live process of this host except the caller."""
-    found = (identify(int(entry.name)) for entry in _PROC.iterdir() if entry.name.isdigit())
+    found = (identify(int(each.name)) for each in _PROC.iterdir() if each.name.isdigit())
     return [process for process in found if process and process.pid != os.getpid()]
 
 
 def snapshot() -> dict[int, Entry]:
-    """Every live process of this host by pid, with its parent and session. Zombies are gone."""
-    found = {}
-    for pid in [int(entry.name) for entry in os.scandir(_PROC) if entry.name.isdigit()]:
-        stat = _stat(pid)
-        if stat is not None and stat.state not in _DEAD_STATES:
-            found[pid] = Entry(Process(pid, stat.start_ticks), stat.parent, stat.session)
-    return found
+    """Every live process of this host by pid. Zombies are gone."""
+    pids = [int(each.name) for each in os.scandir(_PROC) if each.name.isdigit()]
+    found = {pid: there for pid in pids if (there := entry(pid)) is not None}
+    return {pid: there for pid, there in found.items() if not there.dead}
 
 
 def descendants(roots: list[Process]) -> list[Process]:
@@ -170,8 +173,8 @@ def _wait_one(process: Process, deadline: float) -> None:
 
 
 def _parent(pid: int) -> int:
-    stat = _stat(pid)
-    return 0 if stat is None else stat.parent
+    found = entry(pid)
+    return 0 if found is None else found.parent
 
 
 def _zero_separated(pid: int, name: str) -> list[str]:

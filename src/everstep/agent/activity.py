@@ -14,12 +14,11 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
-from everstep.agent.checks.net import sysfs
 from everstep.agent.traffic import Counters, Kind, Sample, Traffic, grown
 from everstep.agent.watch import Watched
 from everstep.core.agent_io import ActivityRead
 from everstep.model import NO_GENERATION, Generation, Rank, Seconds
-from everstep.processes import Process, descendants
+from everstep.processes import Process, descendants, entry
 
 EVERY_S: Seconds = 1.0
 """Between two looks."""
@@ -35,9 +34,6 @@ CHILDREN_EVERY_S: Seconds = 5.0
 BLIND_S: Seconds = 5.0
 """Between two looks, or since the last answer of counters: what was meanwhile cannot be told."""
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
-_TICKS = slice(11, 15)
-"""Of /proc/PID/stat behind the name: user and system time, of itself and of its dead children."""
-_START_TICKS = 19
 
 
 class _Last(NamedTuple):
@@ -163,11 +159,7 @@ def _size(path: Path) -> int:
 def _ticks_of(process: Process) -> int | None:
     """None if it is gone."""
     try:
-        stat = sysfs.read(f"/proc/{process.pid}/stat")
+        found = entry(process.pid)
     except OSError:
         return None
-    # The name may hold anything, also blanks and brackets: count from its end.
-    fields = stat.rpartition(b")")[2].split()
-    if int(fields[_START_TICKS]) != process.start_ticks:
-        return None
-    return sum(map(int, fields[_TICKS]))
+    return None if found is None or found.process != process else found.ticks

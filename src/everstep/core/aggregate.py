@@ -89,12 +89,8 @@ class Conclusion(Value, frozen=True, kw_only=True):
     """One sentence, with counts."""
     ranks: tuple[Rank, ...] = ()
     """Who holds the others up, or the outliers."""
-    definite: bool = False
-    """It is certain that these ranks hold the others up."""
     machines: tuple[NodeRank, ...] = ()
     """Who goes for it, with all of a group if it goes as a whole; only with MACHINES."""
-    outliers: tuple[NodeRank, ...] = ()
-    """The machines of `ranks` alone: what is left if the group is too large."""
     group: str = ""
     """The parallel group: "pp 24-31"."""
     lasts: Lasts = Lasts.NO_TIME
@@ -372,9 +368,7 @@ def _definite(view: _View, ranks: Ranges, text: str) -> Conclusion:
         result=LookResult.MACHINES,
         why=why,
         ranks=tuple(ranks_in(ranks)),
-        definite=True,
         machines=machines,
-        outliers=machines,
     )
 
 
@@ -396,7 +390,6 @@ def _group(view: _View, ranks: Ranges, text: str) -> Conclusion:
         why=text,
         ranks=tuple(ranks_in(ranks)),
         machines=machines,
-        outliers=alone,
         group=label,
     )
 

@@ -4,33 +4,25 @@ The rank's process writes its slot (its identity by agent/rank_main.py right aft
 steps by trainer/), the agent of its machine reads it. The slot outlives rank, launcher and agent,
 so a restarted agent learns from it which processes to adopt.
 
-A seqlock keeps readers from acting on half a record: the writer makes the number at the front odd,
-writes the body, then writes the even number at the back and at the front. A reader that sees two
-different or odd numbers has read a torn record and keeps the value it had. A writer killed in the
-middle leaves the slot torn for ever, which is right: its last whole value is the truth about it.
-
-One word lies outside of that, since it changes many times per step: the time since when the rank
-communicates. A word is stored at once.
+seqlock.py keeps readers from acting on half a record. One word lies outside of that, since it
+changes many times per step: the time since when the rank communicates.
 """
 
 from __future__ import annotations
 
-import mmap
-import os
 import struct
 from enum import IntEnum
 from pathlib import Path
 
 import msgspec
 
+from everstep.trainer import seqlock
+
 SLOT_BYTES = 128
 MAGIC = 0x31535645  # "EVS1"
-_FRONT = struct.Struct("Q")  # native: one machine word, so never half of a number
 _BODY = struct.Struct("<IIqiiQqIIQddddQd")
-_BODY_AT = 8
-_BACK_AT = SLOT_BYTES - 8
-_COMMUNICATING_AT = _BACK_AT - 8
-assert _BODY_AT + _BODY.size <= _COMMUNICATING_AT
+_COMMUNICATING_AT = SLOT_BYTES - 16
+assert seqlock.BODY_AT + _BODY.size <= _COMMUNICATING_AT
 
 
 class Phase(IntEnum):
@@ -95,11 +87,9 @@ def pack(beat: Heartbeat) -> bytes:
 
 def unpack(slot: bytes) -> Heartbeat | None:
     """Decode 128 bytes; None if torn, being written, or never written."""
-    (front,) = _FRONT.unpack_from(slot, 0)
-    (back,) = _FRONT.unpack_from(slot, _BACK_AT)
-    if front != back or front % 2 or front == 0:
+    if not seqlock.is_whole(slot):
         return None
-    fields = _BODY.unpack_from(slot, _BODY_AT)
+    fields = _BODY.unpack_from(slot, seqlock.BODY_AT)
     if fields[0] != MAGIC:
         return None
     return Heartbeat(
@@ -123,73 +113,34 @@ def unpack(slot: bytes) -> Heartbeat | None:
 
 
 class SlotWriter:
-    """The one writer of one slot. Creating a second one for the same slot continues its numbers.
+    """The one writer of one slot.
 
     Whatever was left by a former writer, this one does not communicate yet.
     """
 
     def __init__(self, path: Path, index: int) -> None:
-        self._map = mapped(path, (index + 1) * SLOT_BYTES)
-        self._at = index * SLOT_BYTES
-        (front,) = _FRONT.unpack_from(self._map, self._at)
-        self._number = front + front % 2
+        self._entry = seqlock.Writer(path, index, SLOT_BYTES)
         self.communicate(0)
 
     def communicate(self, since_ns: int) -> None:
         """Since when the rank communicates, by CLOCK_MONOTONIC; 0: it does not."""
-        _FRONT.pack_into(self._map, self._at + _COMMUNICATING_AT, since_ns)
+        self._entry.store(_COMMUNICATING_AT, since_ns)
 
     def write(self, beat: Heartbeat) -> None:
-        at, number = self._at, self._number + 2
-        _FRONT.pack_into(self._map, at, number - 1)
-        self._map[at + _BODY_AT : at + _BODY_AT + _BODY.size] = pack(beat)
-        _FRONT.pack_into(self._map, at + _BACK_AT, number)
-        _FRONT.pack_into(self._map, at, number)
-        self._number = number
+        self._entry.write(pack(beat))
 
     def close(self) -> None:
-        self._map.close()
+        self._entry.close()
 
 
-class SlotReader:
-    """Reads all slots of one machine; a torn slot reads as the value it had before."""
+class SlotReader(seqlock.Reader[Heartbeat]):
+    """Reads all slots of one machine."""
 
     def __init__(self, path: Path, count: int) -> None:
-        self._map = mapped(path, count * SLOT_BYTES)
-        self._last: list[Heartbeat | None] = [None] * count
-
-    def read(self) -> list[Heartbeat | None]:
-        """One entry per local rank; None where no rank ever wrote."""
-        for index in range(len(self._last)):
-            at = index * SLOT_BYTES
-            beat = unpack(self._map[at : at + SLOT_BYTES])
-            if beat is not None:
-                self._last[index] = beat
-        return list(self._last)
+        super().__init__(path, count, SLOT_BYTES, unpack)
 
     def communicating_since(self) -> list[int]:
         """Of each slot, CLOCK_MONOTONIC in nanoseconds; 0 of ranks that do not communicate, or do
         not say so. Any thread may ask.
         """
-        return [
-            _FRONT.unpack_from(self._map, index * SLOT_BYTES + _COMMUNICATING_AT)[0]
-            for index in range(len(self._last))
-        ]
-
-    def close(self) -> None:
-        self._map.close()
-
-
-def mapped(path: Path, least: int) -> mmap.mmap:
-    """The file, created and extended as needed to at least so many bytes, as memory.
-
-    Pages are reserved, so no later SIGBUS.
-    """
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        size = max(least, os.fstat(fd).st_size)
-        os.posix_fallocate(fd, 0, size)
-        return mmap.mmap(fd, size)
-    finally:
-        os.close(fd)
+        return self.words(_COMMUNICATING_AT)

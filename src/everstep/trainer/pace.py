@@ -3,7 +3,7 @@
 The rank writes what it does and since when, and how long it computed in its newest step
 (phases.py); the agent of its machine reads it (agent/progress.py). It is a file of its own, so that
 a rank or an agent that does not know it goes on as before: what nobody wrote reads as not known.
-A seqlock keeps half a record from being read, as in heartbeat.py.
+seqlock.py keeps half a record from being read.
 """
 
 from __future__ import annotations
@@ -14,17 +14,14 @@ from pathlib import Path
 import msgspec
 
 from everstep.model import RankPhase
-from everstep.trainer.heartbeat import mapped
+from everstep.trainer import seqlock
 
 FILE = "paces"
 """Its name, in the machine's shared memory."""
 PACE_BYTES = 64
 _MAGIC = 0x31505645  # "EVP1"
-_EDGE = struct.Struct("Q")
 _BODY = struct.Struct("<IIQqqdd")
-_BODY_AT = _EDGE.size
-_BACK_AT = PACE_BYTES - _EDGE.size
-assert _BODY_AT + _BODY.size <= _BACK_AT
+assert _BODY.size + seqlock.EDGES_BYTES <= PACE_BYTES
 
 _PHASES = (
     RankPhase.STARTING,
@@ -56,11 +53,11 @@ class Pace(msgspec.Struct, kw_only=True):
 
 def unpack(entry: bytes) -> Pace | None:
     """Decode 64 bytes; None if torn, being written, or never written."""
-    (front,) = _EDGE.unpack_from(entry, 0)
-    (back,) = _EDGE.unpack_from(entry, _BACK_AT)
-    if front != back or front % 2 or front == 0:
+    if not seqlock.is_whole(entry):
         return None
-    magic, phase, generation, since_ns, step, compute_s, wall_s = _BODY.unpack_from(entry, _BODY_AT)
+    magic, phase, generation, since_ns, step, compute_s, wall_s = _BODY.unpack_from(
+        entry, seqlock.BODY_AT
+    )
     if magic != _MAGIC:
         return None
     return Pace(
@@ -74,54 +71,30 @@ def unpack(entry: bytes) -> Pace | None:
 
 
 class PaceWriter:
-    """The one writer of one entry. Creating a second one for the same entry continues its numbers.
-
-    Not for several threads at once: phases.py has a lock.
-    """
+    """The one writer of one entry. Not for several threads at once: phases.py has a lock."""
 
     def __init__(self, path: Path, index: int) -> None:
-        self._map = mapped(path, (index + 1) * PACE_BYTES)
-        self._at = index * PACE_BYTES
-        (front,) = _EDGE.unpack_from(self._map, self._at)
-        self._number = front + front % 2
+        self._entry = seqlock.Writer(path, index, PACE_BYTES)
 
     def write(self, pace: Pace) -> None:
-        at, number = self._at, self._number + 2
-        _EDGE.pack_into(self._map, at, number - 1)
-        _BODY.pack_into(
-            self._map,
-            at + _BODY_AT,
-            _MAGIC,
-            _NUMBER[pace.phase],
-            pace.generation,
-            pace.since_ns,
-            pace.step,
-            pace.compute_s,
-            pace.wall_s,
+        self._entry.write(
+            _BODY.pack(
+                _MAGIC,
+                _NUMBER[pace.phase],
+                pace.generation,
+                pace.since_ns,
+                pace.step,
+                pace.compute_s,
+                pace.wall_s,
+            )
         )
-        _EDGE.pack_into(self._map, at + _BACK_AT, number)
-        _EDGE.pack_into(self._map, at, number)
-        self._number = number
 
     def close(self) -> None:
-        self._map.close()
+        self._entry.close()
 
 
-class PaceReader:
-    """Reads all entries of one machine; a torn one reads as the value it had before."""
+class PaceReader(seqlock.Reader[Pace]):
+    """Reads all entries of one machine."""
 
     def __init__(self, path: Path, count: int) -> None:
-        self._map = mapped(path, count * PACE_BYTES)
-        self._last: list[Pace | None] = [None] * count
-
-    def read(self) -> list[Pace | None]:
-        """One for each local rank; None where no rank ever wrote."""
-        for index in range(len(self._last)):
-            at = index * PACE_BYTES
-            pace = unpack(self._map[at : at + PACE_BYTES])
-            if pace is not None:
-                self._last[index] = pace
-        return list(self._last)
-
-    def close(self) -> None:
-        self._map.close()
+        super().__init__(path, count, PACE_BYTES, unpack)

@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
-from everstep.agent.tracing.kernel import Entry
 from everstep.diagnosis.frames import Thread
 from everstep.looks import Role
+from everstep.processes import Entry
 
 CHILDREN_MAX = 128
 """Of one rank. Data loaders have at most some dozens of workers; the nearest are kept."""

@@ -9,47 +9,24 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import NamedTuple
 
-from everstep.processes import Process
+from everstep import processes
+from everstep.processes import Entry
 
 PROC = Path("/proc")
 HELD = frozenset("TtDZX")
 """Letters of processes that do not answer: stopped, traced, in uninterruptible sleep, dead."""
-DEAD = frozenset("ZX")
-STANDING = HELD - DEAD
+STANDING = HELD - processes.DEAD
 STOPPED = frozenset("Tt")
 """By a signal or a debugger: none of its threads runs."""
 
 
-class Entry(NamedTuple):
-    """One process among its relatives, zombies too: nobody may have noticed its end."""
-
-    process: Process
-    parent: int
-    session: int
-    state: str
-    """The kernel's letter of its main thread."""
-    name: str
-    """At most 15 characters, as the program or the process itself set it."""
-
-
 def entry(pid: int) -> Entry | None:
-    """None if there is no such process."""
+    """None if there is no such process, or it cannot be told: a look goes on with the others."""
     try:
-        raw = (PROC / str(pid) / "stat").read_bytes()
+        return processes.entry(pid)
     except OSError:
         return None
-    # The name in field 2 may hold anything, also blanks and brackets: count from its end.
-    begin, end = raw.index(b"("), raw.rindex(b")")
-    fields = raw[end + 2 :].split()
-    return Entry(
-        process=Process(pid, int(fields[19])),
-        parent=int(fields[1]),
-        session=int(fields[3]),
-        state=fields[0].decode(),
-        name=raw[begin + 1 : end].decode(errors="replace"),
-    )
 
 
 def entries() -> dict[int, Entry]:

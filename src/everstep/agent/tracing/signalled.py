@@ -18,11 +18,10 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from everstep.agent.tracing import kernel
-from everstep.agent.tracing.kernel import Entry
 from everstep.diagnosis import stacks
 from everstep.diagnosis.frames import Dump
 from everstep.model import Seconds
-from everstep.processes import send_signal
+from everstep.processes import Entry, send_signal
 from everstep.trainer.dumping import SIGNAL
 
 LOOK_EVERY_S: Seconds = 0.01

@@ -21,7 +21,6 @@ from everstep.agent.probing import reach
 from everstep.agent.this_machine import ThisMachine
 from everstep.agent.tracing import families, kernel, recorder, signalled
 from everstep.agent.tracing.bounds import bounded, within_one_frame
-from everstep.agent.tracing.kernel import Entry
 from everstep.agent.tracing.spy import Answer, Spy, WhyNot
 from everstep.agent.watch import Watched
 from everstep.diagnosis.activity import HIDES, WHOLE, Doing, doing
@@ -29,7 +28,7 @@ from everstep.diagnosis.fingerprints import fingerprint_of
 from everstep.diagnosis.frames import Dump
 from everstep.looks import Child, Fingerprint, Posture, RankLook, Role, Shown, Stack
 from everstep.model import MachineId, Rank, Seconds
-from everstep.processes import Process, command_line
+from everstep.processes import Entry, Process, command_line
 from everstep.sightings import MachineStacks, StacksSent
 from everstep.trainer import dumping
 
@@ -212,7 +211,7 @@ class Tracer:
     async def _process(self, look: _Look, entry: Entry, writing: _Writing) -> _Seen:
         async with look.gate:
             now = kernel.entry(entry.process.pid)
-            if now is None or now.process != entry.process or now.state in kernel.DEAD:
+            if now is None or now.process != entry.process or now.dead:
                 why = "it has ended and nobody has noticed" if now is not None else "it has ended"
                 state = now.state if now is not None else ""
                 return _Seen(now or entry, Shown(state=state, why_none=why), why=WhyNot.GONE)

@@ -61,6 +61,7 @@ def become_rank(request: ForkRequest, plan: RankPlan, env: dict[str, str]) -> Fo
     The caller has closed what it inherited. OSError if a file or the working directory fails.
     """
     os.setsid()
+    dumping.let_be_traced()  # also if another program replaces this one
     forked = _write_identity(request, plan)
     reset_signals()
     _redirect_output(plan.log)
@@ -181,7 +182,8 @@ def run_program(program: Program) -> None:
 
 
 def _show_stacks() -> None:
-    """To whoever asks, where py-spy may not look."""
+    """To whoever may look, and to whoever asks where py-spy may not."""
+    dumping.let_be_traced()
     text = os.environ.get(VARIABLE)
     if text is not None:
         with contextlib.suppress(OSError, msgspec.MsgspecError):

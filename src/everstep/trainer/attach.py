@@ -54,6 +54,7 @@ def _make_run(place: Place | None, peak_flops: float | None) -> Run:
     address = Path(context.notice_socket) if context.notice_socket else None
     run = Run(place, Notices(address, context.rank, context.generation), peak_flops)
     os.register_at_fork(after_in_child=run.forget)
+    dumping.let_be_traced()
     with contextlib.suppress(OSError):  # then only py-spy shows its stacks
         dumping.register(Path(context.shm), context.local_rank)
     atexit.register(partial(run.flush, FLUSH_S))

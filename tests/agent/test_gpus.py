@@ -17,7 +17,7 @@ from everstep.agent.memory import Memory, MemoryFile
 from everstep.agent.this_machine import ThisMachine
 from everstep.events import MachineJoined, RanksStopped, RanksSurvived
 from everstep.model import Generation
-from everstep.processes import Process, identify
+from everstep.processes import Process, entry
 from everstep.trainer.heartbeat import SlotReader
 from tests.agent.checks.gpu.fake import FakeNvml
 from tests.agent.fake_controller import MACHINE, FakeController
@@ -47,10 +47,10 @@ def gone() -> Process:
     child = os.fork()
     if not child:
         os._exit(0)
-    process = identify(child)
+    there = entry(child)  # a zombie by now, or not yet
     os.waitpid(child, 0)
-    assert process is not None
-    return process
+    assert there is not None
+    return there.process
 
 
 @pytest.fixture

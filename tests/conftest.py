@@ -1,8 +1,16 @@
-"""For all tests: no generated example has a time to keep, since machines are shared and noisy."""
+"""For all tests: no generated example has a time to keep, since machines are shared and noisy.
+
+And what is started here can be hung up, also where the tests themselves run under nohup.
+"""
 
 from __future__ import annotations
+
+import signal
 
 from hypothesis import settings
 
 settings.register_profile("everstep", deadline=None)
 settings.load_profile("everstep")
+
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)

@@ -27,9 +27,11 @@ demo: $(READY)
 
 # Four at a time, since most of what they wait for are other processes; tests of one file stay
 # together, and files in their order: the longest are not the last.
-# Each test starts many processes of ours: compiled once, not by each where bytecode is not written.
-test: check
-	@$(BIN)/python -m compileall -q src/everstep
+# Each test starts many processes of ours, and each of the four imports all tests: compiled once, not
+# by each where bytecode is not written. It is done beside the checks, of which one takes longest.
+test: $(READY)
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --collect-only -q -p no:cacheprovider >/dev/null & \
+	$(BIN)/python scripts/check.py && $(BIN)/python -m compileall -q src/everstep && wait
 	@$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 
 check: $(READY)

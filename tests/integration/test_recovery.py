@@ -1,6 +1,6 @@
 """Updates, rollbacks and evictions of whole jobs: the command, real processes, real crashes.
 
-Ranks are plain Python in fresh interpreters; what restarts cost is for bench/recovery.py to say.
+What restarts cost is for bench/recovery.py to say.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def started(
         script = job.write(job.code, kernels) / "train.py"
         sizes = ("--local-machines", str(machines), "--nproc-per-node", "1")
         spare = ("--standbys", str(standbys)) if standbys else ()
-        with everstep.popen("run", *sizes, *spare, "--no-fork", "--job", "j", script) as viewer:
+        with everstep.popen("run", *sizes, *spare, "--job", "j", script) as viewer:
             wait_until(lambda: job.finished() >= 0, "the first step")
             yield job
             (directory / "finish").touch()
@@ -315,19 +315,19 @@ def test_files_edited_in_place_change_nothing_until_they_are_sent(tmp_path: Path
         assert job.status().loss == 0.5
 
 
-def test_three_machines_at_once_exhaust_the_pool(tmp_path: Path) -> None:
-    """Two standbys take two positions, and only the third machine is waited for."""
-    with started(tmp_path, machines=4, standbys=2) as job:
+def test_two_machines_at_once_exhaust_the_pool(tmp_path: Path) -> None:
+    """The standby takes one position, and only the other machine is waited for."""
+    with started(tmp_path, machines=3, standbys=1) as job:
         job.trains_on(20)
-        for name in ("m1", "m2", "m3"):
+        for name in ("m1", "m2"):
             assert job.everstep("inject", "lose-machine", "j", "--machine", name).code == 0
         wait_until(lambda: job.incidents() and job.runs(), "the restart")
         job.trains_on(20)
         members = job.positions()
         assert members["m0"] == 0, "who stays keeps its position"
         taken = sorted(name for name, position in members.items() if position is not None)
-        assert {"m0", "m4", "m5"} < set(taken)
-        assert len(taken) == 4
+        assert {"m0", "m3"} < set(taken)
+        assert len(taken) == 3
         assert all(rung == "evict" for rung in job.rungs())
 
 

@@ -6,7 +6,8 @@ import msgspec
 import pytest
 
 from everstep.actions import PageHuman, ResizeJob, StartRanks
-from everstep.core.invariants import InvariantBroken, Watch
+from everstep.core.invariants import Watch
+from everstep.core.must import InvariantBroken
 from everstep.core.restore import choose_from, only_spoiled
 from everstep.core.state import Spoiled, State
 from everstep.events import (

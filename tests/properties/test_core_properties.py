@@ -36,8 +36,9 @@ from everstep.actions import (
 )
 from everstep.core.controller import ControllerCore
 from everstep.core.faults import objection
-from everstep.core.invariants import Watch, check_state
+from everstep.core.invariants import Watch
 from everstep.core.state import Phase, State
+from everstep.core.state_check import check_state
 from everstep.diagnosis.words import Verdict
 from everstep.events import (
     AlertCleared,

@@ -65,7 +65,8 @@ from everstep.actions import (
 from everstep.agent.log_findings import LogFindings
 from everstep.commands.plan import read_layout
 from everstep.core.controller import ControllerCore
-from everstep.core.invariants import Watch, check_state
+from everstep.core.invariants import Watch
+from everstep.core.state_check import check_state
 from everstep.diagnosis.words import Category, Verdict
 from everstep.events import (
     AlertCleared,

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from everstep.actions import CollectStacks, ControllerAction, JudgeStacks
-from everstep.core.invariants import must
+from everstep.core.must import must
 from everstep.core.state import Phase, State
 from everstep.looks import LookResult, Purpose
 from everstep.model import Generation, MachineId, PolicySpec, Seconds

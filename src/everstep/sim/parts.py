@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from everstep.actions import BackUpStep, StartRanks
-from everstep.core.invariants import must
+from everstep.core.must import must
 from everstep.model import Copy, Peer, Rank, Replicated, ranks_in, spans_of
 
 if TYPE_CHECKING:

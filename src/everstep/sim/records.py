@@ -13,7 +13,7 @@ import msgspec
 
 from everstep.actions import ControllerAction
 from everstep.core.controller import ControllerCore
-from everstep.core.invariants import must
+from everstep.core.must import must
 from everstep.events import ControllerEvent
 from everstep.journal.records import Fenced, Origin, Record
 from everstep.model import MachineId, Seconds, Term

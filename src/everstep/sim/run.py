@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from everstep.actions import FinishJob, Outcome
 from everstep.core.ettr import Owner, spent
-from everstep.core.invariants import InvariantBroken, must
+from everstep.core.must import InvariantBroken, must
 from everstep.model import Seconds, Value
 from everstep.sim.blame import longest_hang_s
 from everstep.sim.code import Flaw

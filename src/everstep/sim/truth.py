@@ -10,9 +10,11 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from everstep.actions import ControllerAction, FinishJob, Outcome, StartRanks
-from everstep.core.invariants import Watch, check_state, must
+from everstep.core.invariants import Watch
+from everstep.core.must import must
 from everstep.core.sizes import alike
 from everstep.core.state import State
+from everstep.core.state_check import check_state
 from everstep.diagnosis.abnormal import Kind
 from everstep.events import ControllerEvent, MetricAbnormal
 from everstep.model import (

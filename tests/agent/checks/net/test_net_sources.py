@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import shutil
 import socket
+from collections.abc import Collection
 
 import msgspec
 import pytest
 
 from everstep.agent.checks.check import Here, Limits, NotReadable
 from everstep.agent.checks.net import CHECKS, SOURCES
-from everstep.agent.checks.net.asking import Target, ask
+from everstep.agent.checks.net.asking import Heard, Target, ask
 from everstep.agent.checks.net.interfaces import COUNT_EVERY, RARELY, InterfacesSource
 from everstep.agent.checks.net.link import LinkCheck
-from everstep.agent.checks.net.reach import Reach, ReachSource
+from everstep.agent.checks.net.reach import ASKED_AGAIN, Answer, Reach, ReachSource
 from everstep.agent.checks.net.routes import Route, default_routes
 from everstep.agent.checks.net.tcp import TcpSource
 from tests.agent.checks.net.judging import judge, said
@@ -289,13 +290,29 @@ def test_names_without_an_address_are_not_asked(here: Here) -> None:
     assert msgspec.json.decode(msgspec.json.encode(sample), type=Reach) == sample
 
 
+def test_one_answer_of_an_address_that_ignores_everybody_is_none_to_be_missed(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = iter([True, True, False])
+
+    def hear(targets: Collection[Target], within_s: float) -> dict[Target, Heard]:
+        del within_s
+        return {each: Heard(answered=next(answers), why="so it is") for each in targets}
+
+    monkeypatch.setattr("everstep.agent.checks.net.reach.ask", hear)
+    sample = ReachSource().sample(msgspec.structs.replace(here, addresses=("10.0.0.1:7",)))
+    assert sample.answers == {"10.0.0.1:7": Answer(answered=False, why="so it is", misses=1)}
+    assert not list(answers), "it was asked until it was silent"
+
+
 def test_who_answers_is_asked_again_after_half_a_minute(here: Here) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(10)
         asked = msgspec.structs.replace(here, addresses=(f"127.0.0.1:{server.getsockname()[1]}",))
         source = ReachSource()
         source.sample(asked)
-        server.accept()[0].close()
+        for _ in range(1 + ASKED_AGAIN):
+            server.accept()[0].close()
         for _ in range(3):
             sample = source.sample(asked)
         server.settimeout(0)

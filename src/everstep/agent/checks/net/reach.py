@@ -20,6 +20,11 @@ ASK_EVERY_S: Seconds = 30.0
 """An address that answers. Switches limit how many pings they answer, and every machine asks."""
 ANSWER_WITHIN_S: Seconds = 1.5
 """Far more than any network inside a cluster takes; a lost packet is forgiven at the next try."""
+ASKED_AGAIN = 2
+"""Times that a stranger which answered is asked again at once. A gateway that ignores everybody by
+intention was seen to answer one machine once within an hour, and that machine was blamed for the
+silence after it.
+"""
 
 
 class Answer(Value, frozen=True, kw_only=True):
@@ -33,7 +38,8 @@ class Answer(Value, frozen=True, kw_only=True):
     misses: int = 0
     """Tries in a row without an answer."""
     ever: bool = False
-    """It has answered since this source began. One that never did may be silent by intention."""
+    """It has answered since this source began, more than once. One that never did may be silent by
+    intention."""
 
 
 class Reach(Value, frozen=True, kw_only=True):
@@ -80,6 +86,10 @@ class ReachSource(Source[Reach]):
             name: target for name in wanted if self._due(name, now) and (target := self._at(name))
         }
         heard = ask(due.values(), ANSWER_WITHIN_S)
+        strangers = [due[name] for name in due if not self._is_known(name)]
+        for _ in range(ASKED_AGAIN):
+            strangers = [target for target in strangers if heard[target].answered]
+            heard |= ask(strangers, ANSWER_WITHIN_S)
         for name, target in due.items():
             self._asked[name] = now
             self._note(name, heard[target])
@@ -92,6 +102,9 @@ class ReachSource(Source[Reach]):
         if last is None or now - self._asked[name] >= ASK_EVERY_S:
             return True
         return last.ever and not last.answered
+
+    def _is_known(self, name: str) -> bool:
+        return name in self._answers and self._answers[name].ever
 
     def _note(self, name: str, heard: Heard) -> None:
         last = self._answers.get(name)

@@ -75,12 +75,13 @@ def alert_raised(state: State, event: AlertRaised, now: Seconds) -> None:
         return
     if usable(machine):
         state.alerted[event.machine] = None
-    _strike(state, machine, Strike(at=at, event=state.seq, alert=alert))
+    if known is None or known.cleared_at is not None or not known.acquitted:
+        _strike(state, machine, Strike(at=at, event=state.seq, alert=alert))
     if known is None:
         _add(machine, Noted(alert=alert, event=state.seq, since=at, at=at))
         return
     if known.cleared_at is not None:
-        known.since, known.cleared_at, known.told = at, None, False
+        known.since, known.cleared_at, known.told, known.acquitted = at, None, False, False
     known.alert, known.event, known.at = alert, state.seq, max(known.at, at)
 
 

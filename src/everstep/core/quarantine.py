@@ -173,6 +173,7 @@ def return_machine(state: State, action: ReturnMachine, now: Seconds) -> None:
     """It is a standby again, and what was said against it does not count any more.
 
     Not as something that is over, either: while ranks are stopped, what was enough then is enough.
+    Nor because it goes on: tests passed all the same, and would again.
     """
     machine, record = state.machines[action.machine], of_machine(state, action.machine)
     if record is not None:
@@ -182,6 +183,8 @@ def return_machine(state: State, action: ReturnMachine, now: Seconds) -> None:
     machine.finished = NO_STEP
     machine.strikes = []
     machine.alerts = [n for n in machine.alerts if n.alert.result.verdict not in _GRAVE]
+    for noted in machine.alerts:
+        noted.acquitted = noted.cleared_at is None
     if machine.alerts:
         state.alerted[action.machine] = None
     if state.gather_from is None and len(state.standbys()) >= state.job.nnodes:

@@ -79,6 +79,8 @@ class Noted(msgspec.Struct, kw_only=True):
     """None: it holds."""
     told: bool = False
     """People were told, if it concerns the whole job."""
+    acquitted: bool = False
+    """Its machine was evicted and acquitted while it held: until it is over, it is no strike."""
 
 
 class Strike(msgspec.Struct, kw_only=True, frozen=True):

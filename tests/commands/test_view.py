@@ -215,7 +215,12 @@ def test_what_a_controller_that_does_not_come_up_says_is_passed_on(
     me = identify(os.getpid())
     assert me is not None
     fake.paths.keeper_pid.write_text(f"{me.pid} {me.start_ticks}")
-    fake.paths.controller_log.write_text("everstep controller: no space left\n")
-    fake.later(lambda: None, lambda: None, lambda: None, lambda: fake.end(1))
+    os.mkfifo(fake.paths.controller_log)  # it is read once, and the job ends after that
+
+    def say_and_end() -> None:
+        fake.paths.controller_log.write_text("everstep controller: no space left\n")
+        fake.end(1)
+
+    fake.later(say_and_end)
     assert watch(fake).exit_code == 1
     assert "no space left" in capsys.readouterr().err

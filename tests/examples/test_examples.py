@@ -27,7 +27,7 @@ def start(script: str, *arguments: str) -> subprocess.Popen[str]:
 
 
 def finish(process: subprocess.Popen[str]) -> str:
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=110)  # on a busy machine torch takes its time
     assert process.returncode == 0
     return output
 

@@ -176,7 +176,7 @@ class FakeController:
         def act() -> None:
             for step in steps:
                 step()
-                threading.Event().wait(0.2)
+                threading.Event().wait(0.6)
 
         threading.Thread(target=act, daemon=True).start()
 

@@ -69,7 +69,7 @@ class Ranks:
             assert self._process.stdin is not None
             self._process.stdin.close()
             try:
-                self._process.wait(timeout=5)
+                self._process.wait(timeout=60)
             except subprocess.TimeoutExpired:
                 os.killpg(self._process.pid, signal.SIGKILL)
         assert self._process.returncode == 0

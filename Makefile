@@ -31,7 +31,7 @@ demo: $(READY)
 # by each where bytecode is not written. It is done beside the checks, of which one takes longest.
 test: $(READY)
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --collect-only -q -p no:cacheprovider >/dev/null & \
-	$(BIN)/python scripts/check.py && $(BIN)/python -m compileall -q src/everstep && wait
+	$(BIN)/python scripts/check.py && $(BIN)/python -m compileall -q src/everstep; ended=$$?; wait; exit $$ended
 	@$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 
 check: $(READY)

@@ -65,14 +65,14 @@ def test_a_rank_allows_it_and_so_does_each_child_that_it_forks(
 def test_a_child_does_it_once_however_often_its_parent_did(
     tmp_path: Path, yama: dict[str, str]
 ) -> None:
-    program = "from everstep.trainer import dumping\n" + "dumping.let_be_traced()\n" * 2
+    program = "from everstep.trainer import traced\n" + "traced.let_be_traced()\n" * 2
     argv = [sys.executable, "-c", program + dedent(FORKS)]
     subprocess.run(argv, env=yama, stdout=subprocess.PIPE, check=True)
     assert len(_lines(tmp_path / "asked")) == 4
 
 
 def test_a_kernel_without_yama_is_asked_and_nothing_comes_of_it() -> None:
-    program = "from everstep.trainer import dumping; print(dumping.let_be_traced())"
+    program = "from everstep.trainer import traced; print(traced.let_be_traced())"
     argv = [sys.executable, "-c", program]
     said = subprocess.run(argv, check=True, capture_output=True, text=True)
     there = Path("/proc/sys/kernel/yama").exists()

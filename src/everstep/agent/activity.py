@@ -14,11 +14,12 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
+from everstep.agent.tracing.kernel import entry
 from everstep.agent.traffic import Counters, Kind, Sample, Traffic, grown
 from everstep.agent.watch import Watched
 from everstep.core.agent_io import ActivityRead
 from everstep.model import NO_GENERATION, Generation, Rank, Seconds
-from everstep.processes import Process, descendants, entry
+from everstep.processes import Process, descendants
 
 EVERY_S: Seconds = 1.0
 """Between two looks."""
@@ -158,8 +159,5 @@ def _size(path: Path) -> int:
 
 def _ticks_of(process: Process) -> int | None:
     """None if it is gone."""
-    try:
-        found = entry(process.pid)
-    except OSError:
-        return None
+    found = entry(process.pid)
     return None if found is None or found.process != process else found.ticks

@@ -33,7 +33,7 @@ from everstep.agent.fork import Forked, ForkRequest, RankPlan
 from everstep.agent.placing import Places
 from everstep.agent.store import await_store
 from everstep.processes import identify
-from everstep.trainer import dumping
+from everstep.trainer import dumping, traced
 from everstep.trainer.context import VARIABLE, AttachContext
 from everstep.trainer.heartbeat import Heartbeat, SlotWriter
 
@@ -61,7 +61,7 @@ def become_rank(request: ForkRequest, plan: RankPlan, env: dict[str, str]) -> Fo
     The caller has closed what it inherited. OSError if a file or the working directory fails.
     """
     os.setsid()
-    dumping.let_be_traced()  # also if another program replaces this one
+    traced.let_be_traced()  # also if another program replaces this one
     forked = _write_identity(request, plan)
     reset_signals()
     _redirect_output(plan.log)
@@ -183,7 +183,7 @@ def run_program(program: Program) -> None:
 
 def _show_stacks() -> None:
     """To whoever may look, and to whoever asks where py-spy may not."""
-    dumping.let_be_traced()
+    traced.let_be_traced()
     text = os.environ.get(VARIABLE)
     if text is not None:
         with contextlib.suppress(OSError, msgspec.MsgspecError):

@@ -38,7 +38,7 @@ from everstep.diagnosis.words import Verdict
 from everstep.health import Result
 from everstep.model import MachineId, Seconds
 from everstep.processes import identify
-from everstep.trainer import dumping
+from everstep.trainer import traced
 
 __all__ = ["DEFAULT_SOCKET", "TIME_LIMIT_S", "Asked", "check", "serve", "show_list"]
 
@@ -51,8 +51,8 @@ _COULD_NOT = "Find out why: until then nobody watches this here."
 _MAY_NOT = "Run it as root."
 _STACKS = {
     WhyNot.MISSING: "Install everstep[agent]: else a hang shows little of what its ranks do.",
-    WhyNot.DENIED: "Until it may (as root, or with kernel.yama.ptrace_scope=1) ranks write them"
-    " themselves, and their children's are not seen.",
+    WhyNot.DENIED: "Until it may (as root, or with kernel.yama.ptrace_scope=1 or 0) ranks write"
+    " them themselves, and their children's are not seen.",
 }
 """Why stacks of ranks cannot be seen, and what to do."""
 STACKS_WITHIN_S: Seconds = 3.0
@@ -177,7 +177,7 @@ class _Look:
         process = None if self._one_thing else identify(os.getpid())
         if process is None:
             return []
-        dumping.let_be_traced()  # as ranks do
+        traced.let_be_traced()  # as ranks do
         answer = await Spy().dump(process, STACKS_WITHIN_S)
         if answer.dump is not None or answer.why not in _STACKS:
             return []

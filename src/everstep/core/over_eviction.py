@@ -73,8 +73,8 @@ def objection(
 ) -> str:
     """What speaks against it that all these machines go together; empty: nothing does.
 
-    With a group they go as one, whatever its size. Without one each is accused by
-    itself, and many at once are not the machines.
+    With a group they go as one, whatever its size. Without one each is accused by itself, and many
+    at once are not the machines.
     """
     policy, nnodes, count = state.job.policy, state.job.nnodes, len(machines)
     going = {name for each in others if not each.against for name in each.machines}

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from everstep.model import NO_GENERATION, Rank
-from everstep.trainer import dumping
+from everstep.trainer import dumping, traced
 from everstep.trainer.context import VARIABLE, AttachContext
 from everstep.trainer.notices import Notices
 from everstep.trainer.place import Place
@@ -54,7 +54,7 @@ def _make_run(place: Place | None, peak_flops: float | None) -> Run:
     address = Path(context.notice_socket) if context.notice_socket else None
     run = Run(place, Notices(address, context.rank, context.generation), peak_flops)
     os.register_at_fork(after_in_child=run.forget)
-    dumping.let_be_traced()
+    traced.let_be_traced()
     with contextlib.suppress(OSError):  # then only py-spy shows its stacks
         dumping.register(Path(context.shm), context.local_rank)
     atexit.register(partial(run.flush, FLUSH_S))

@@ -1,14 +1,12 @@
-"""Lets this process be looked into, or else has it write its stacks when the agent sends a signal.
+"""Has this process write its stacks when the agent sends a signal: for where py-spy may not look.
 
-agent/rank_main.py calls `let_be_traced`, and attach() too, as they do `register`, for where py-spy
-may not look all the same. faulthandler writes stacks from the signal's handler, while another
-thread holds the interpreter's lock too; until then it costs nothing. A forked child inherits both,
-a program that replaces the process only that it may be looked into.
+agent/rank_main.py and attach() call `register` once. faulthandler writes them from the signal's
+handler, while another thread holds the interpreter's lock too; until then it costs nothing. A
+forked child inherits it, a program that replaces the process does not.
 """
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import fcntl
 import os
@@ -22,31 +20,6 @@ FROM_DESCRIPTOR = 200
 """Out of the way: scripts that are particular about small numbers find them free."""
 _registered: list[int] = []
 """The pid that did it."""
-_PR_SET_PTRACER = 0x59616D61
-_ANY = ctypes.c_ulong(-1)
-
-
-def let_be_traced() -> bool:
-    """Let processes of the same user look into this one and into those that it forks from Python.
-
-    That is so by itself unless the kernel has Yama (security/yama): with ptrace_scope 1, as on
-    Ubuntu, only a process's ancestors may, and the agent that looks is none of a rank's. It changes
-    nothing where only root may (2), or nobody (3). False if this kernel does not know of Yama.
-    """
-    known = _allow_any_tracer()
-    if known and not _children_do:
-        _children_do.append(True)
-        os.register_at_fork(after_in_child=_allow_any_tracer)
-    return known
-
-
-_children_do: list[bool] = []
-"""Not empty if forked children do the same: a hook cannot be taken back, so there is only one."""
-
-
-def _allow_any_tracer() -> bool:
-    done: int = ctypes.CDLL(None).prctl(_PR_SET_PTRACER, _ANY, 0, 0, 0)
-    return done == 0
 
 
 def file_of(shm: Path, local_rank: int) -> Path:

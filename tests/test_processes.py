@@ -5,20 +5,25 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from everstep import keeper
 from everstep.processes import (
     Process,
     alive,
     descendants,
+    entry,
     identify,
     read_pid_file,
     send_signal,
+    snapshot,
     wait_gone,
 )
+from tests.agent.support import wait_for
 
 
 @pytest.fixture
@@ -42,6 +47,30 @@ def test_a_zombie_counts_as_gone(sleeper: subprocess.Popen[bytes]) -> None:
     assert not alive(process)
     assert identify(sleeper.pid) is None
     assert Path(f"/proc/{sleeper.pid}").exists(), "it was not reaped, so it was a zombie"
+
+
+HALF_ENDED = """
+import ctypes, threading, time
+threading.Thread(target=time.sleep, args=(1000,)).start()
+print("soon", flush=True)
+ctypes.CDLL(None).pthread_exit(None)
+"""
+
+
+def test_a_zombie_with_a_live_thread_is_not_gone(tmp_path: Path) -> None:
+    """As a rank of which a driver holds one thread: it still has its memory and its children."""
+    with subprocess.Popen([sys.executable, "-c", HALF_ENDED], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        wait_for("a zombie", lambda: (there := entry(process.pid)) and there.state == "Z")
+        it = named(process)
+        assert alive(it)
+        assert process.pid in snapshot()
+        (tmp_path / "pid").write_text(f"{it.pid} {it.start_ticks}\n")
+        assert keeper.alive_from_pid_file(str(tmp_path / "pid")) == it.pid
+        process.kill()
+        assert wait_gone([it], 10.0) == []
+        assert keeper.alive_from_pid_file(str(tmp_path / "pid")) is None
 
 
 def test_another_process_with_the_same_pid_is_another_process(

@@ -67,7 +67,10 @@ def alive_from_pid_file(path: str) -> int | None:
     except (OSError, ValueError):
         return None
     fields = stat_fields(int(pid))
-    return int(pid) if fields and fields[0] not in "ZX" and fields[19] == ticks else None
+    if not fields or fields[19] != ticks:
+        return None
+    ended = fields[0] in "ZX" and int(fields[17]) <= 1  # of a zombie, other threads may live
+    return None if ended else int(pid)
 
 
 def say(text: str) -> None:

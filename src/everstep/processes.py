@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 _PROC = Path("/proc")
 DEAD = frozenset("ZX")
-"""The kernel's letters of processes that have ended."""
+"""The kernel's letters of threads that have ended."""
 
 
 class Process(NamedTuple):
@@ -35,6 +35,8 @@ class Entry(NamedTuple):
     """Pid of the process that leads or led its session."""
     state: str
     """The kernel's letter of its main thread."""
+    threads: int
+    """That have not ended; a main thread that has, and was not waited for, counts as one."""
     name: str
     """At most 15 characters, as the program or the process itself set it."""
     ticks: int
@@ -42,7 +44,10 @@ class Entry(NamedTuple):
 
     @property
     def dead(self) -> bool:
-        return self.state in DEAD
+        """All its threads have ended. The main thread may be a zombie while another one, which a
+        driver holds, keeps memory, devices and children.
+        """
+        return self.state in DEAD and self.threads <= 1
 
 
 def entry(pid: int) -> Entry | None:
@@ -59,6 +64,7 @@ def entry(pid: int) -> Entry | None:
         parent=int(fields[1]),
         session=int(fields[3]),
         state=fields[0].decode(),
+        threads=int(fields[17]),
         name=raw[begin + 1 : end].decode(errors="replace"),
         ticks=sum(map(int, fields[11:15])),
     )

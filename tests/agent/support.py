@@ -43,12 +43,13 @@ def lines(path: Path) -> list[str]:
 
 
 def is_running(pid: int) -> bool:
-    """Whether the process exists and is no zombie."""
+    """Whether the process exists, and any thread of it has not ended."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return False
-    return stat.rpartition(") ")[2][0] not in "ZX"
+    fields = stat.rpartition(") ")[2].split()
+    return fields[0] not in "ZX" or int(fields[17]) > 1
 
 
 def exit_status(exits: Path, pid: int, start_ticks: int) -> int:

@@ -81,6 +81,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     controller = FakeController(job.paths)
     job.start("agent", "launcher")
     assert controller.get(MachineJoined).versions == (version,)
+    assert not controller.try_version(version).untold, "the launcher is warm from now on"
     yield Place(job, controller)
     job.stop()
     controller.stop()
@@ -263,20 +264,25 @@ def test_what_does_not_end_is_ended_with_all_that_it_started(place: Place, tmp_p
     """Threads, children, what left its session and what lost its parent; the launcher is free."""
     pids = tmp_path / "pids"
     helper = f"""
-        import os, subprocess, threading, time
+        import ctypes, os, subprocess, threading, time
         threading.Thread(target=time.sleep, args=(1000,)).start()
-        print("a word before")
+        print("a word before", flush=True)
         script = "trap '' TERM HUP; echo $$ >> {pids}; sleep 1000 & echo $! >> {pids}; wait"
         subprocess.Popen(["setsid", "sh", "-c", script])
         subprocess.Popen(["sh", "-c", f"setsid sh -c \\"sleep 1000 & echo \\\\$! >> {pids}\\" &"])
         open("{pids}", "a").write(str(os.getpid()) + chr(10))
+        if os.fork() == 0:  # its main thread is a zombie, another one keeps the process
+            threading.Thread(target=time.sleep, args=(1000,)).start()
+            child = subprocess.Popen(["sleep", "1000"])
+            open("{pids}", "a").write(f"{{os.getpid()}}" + chr(10) + f"{{child.pid}}" + chr(10))
+            ctypes.CDLL(None).pthread_exit(None)
         time.sleep(1000)
     """
     order = place.controller.try_order(
         place.version(train="import helper", helper=helper), within_s=6.0
     )
     place.controller.order(order)
-    wait_for("all of it", lambda: len(lines(pids)) == 4)
+    wait_for("all of it", lambda: len(lines(pids)) == 6)
     started = [int(line) for line in lines(pids)]
     tried = place.controller.answer_to(order, VersionTried)
     assert tried.untold == "it did not end within 6 s: line 1, import helper"

@@ -27,8 +27,9 @@ from everstep.processes import read_pid_file, send_signal
 RETRY_S: Seconds = 0.02
 SETTLE_S: Seconds = 2.0
 """Time for a fork under way to end before the launcher is killed; it takes some 50 ms."""
-TRIED_LATE_S: Seconds = 5.0
-"""After its time, for a trial to be ended and to say so."""
+TRIED_LATE_S: Seconds = 15.0
+"""After its time, for a trial to be ended and to say so, which takes 3 s at most, on a machine that
+has much else to do. Were it silent for good, its socket would tell."""
 _Reply = TypeVar("_Reply", ForkReply, TryReply)
 
 
@@ -88,11 +89,15 @@ class Launching:
     async def attempt(self, request: TryRequest) -> TryReply:
         """Raises NotForked. The launcher is free meanwhile, and so are we: starts do not wait.
 
-        The process that tries ends with this connection, and soon after the request's time.
+        A launcher that is still getting warm is waited for as long as the trial may take. The
+        process that tries ends with this connection, and soon after the request's time.
         """
         try:
-            async with asyncio.timeout(request.within_s + TRIED_LATE_S):
+            async with asyncio.timeout(request.within_s) as limit:
                 reader, writer = await self._connect()
+                limit.reschedule(
+                    asyncio.get_running_loop().time() + request.within_s + TRIED_LATE_S
+                )
                 with contextlib.closing(writer):
                     return await _ask(reader, writer, request, TryReply)
         except TimeoutError:

@@ -35,8 +35,6 @@ OUTPUT_BYTES = 4096
 GONE_WITHIN_S: Seconds = 3.0
 """For killed processes to be gone: one in a driver's hands is not waited for."""
 LOOK_EVERY_S: Seconds = 0.005
-LOOKS = 2
-"""That find nothing, one after the other, until everything is gone."""
 
 
 class _Below(NamedTuple):
@@ -207,18 +205,18 @@ class _Watch:
 def _end_all() -> None:
     """Everything below this process, also what left its session: it is the parent of orphans.
 
-    Twice nothing is nothing: a process that was looked at before its parent, and whose parent then
-    ended before it was looked at, is nobody's child in that one look.
+    That nothing is left is told by the kernel: whoever is waited for has given us its children.
     """
     deadline = time.monotonic() + GONE_WITHIN_S
-    me, looks = os.getpid(), 0
-    while looks < LOOKS:
-        left = [pid for pid, entry in snapshot().items() if entry.parent == me]
-        looks = 0 if left else looks + 1
-        for pid in left:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
-        if time.monotonic() > deadline:
+    while time.monotonic() < deadline:
+        for pid, entry in snapshot().items():
+            if entry.parent == os.getpid():
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
             return
         time.sleep(LOOK_EVERY_S)
 

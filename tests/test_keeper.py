@@ -93,7 +93,7 @@ def kept(tmp_path: Path) -> Iterator[Kept]:
     for keeper in kept.started:
         if keeper.poll() is None:
             keeper.terminate()
-        keeper.wait(30)
+        keeper.wait(90)
     for path in tmp_path.glob("*.pid"):
         pid = int(path.read_text().split()[0])
         if path.name != "keeper.pid" and is_running(pid):
@@ -171,7 +171,7 @@ def test_at_the_end_nothing_is_left(kept: Kept, order: str) -> None:
         keeper.terminate()
     else:
         (kept.root / "go").touch()
-    assert keeper.wait(30) == 0
+    assert keeper.wait(90) == 0
     assert not is_running(pid)
     assert not is_running(launcher)
     assert sessions_below(kept.root) == []

@@ -21,7 +21,7 @@ from everstep.paths import JobPaths, MachineSetup, shm_dir
 from everstep.processes import read_pid_file, snapshot
 
 _Found = TypeVar("_Found")
-DEADLINE_S = 30.0
+DEADLINE_S = 90.0
 """Far above any honest wait: only a broken promise takes that long."""
 
 

@@ -419,7 +419,7 @@ def test_losing_the_machine_leaves_nothing_of_it(tmp_path: Path) -> None:
     machine.controller.order(fault(Fault.LOSE_MACHINE))
     machine.controller.get(FaultInjected)
     assert machine.job.keeper is not None
-    assert machine.job.keeper.wait(30) == -signal.SIGKILL
+    assert machine.job.keeper.wait(90) == -signal.SIGKILL
     everyone = [*pids, *(beat.pid for beat in beats)]
     wait_for("their end", lambda: not any(is_running(pid) for pid in everyone))
     assert not machine.job.shm.exists()
@@ -435,7 +435,7 @@ def test_a_released_machine_says_so_last_and_leaves_nothing(tmp_path: Path) -> N
     assert released.action == "r1"
     assert machine.controller.reports[-1] == released
     assert machine.job.keeper is not None
-    assert machine.job.keeper.wait(30) == 0
+    assert machine.job.keeper.wait(90) == 0
     assert not any(is_running(pid) for pid in [*pids, *(beat.pid for beat in beats)])
     assert not machine.job.shm.exists()
     assert not machine.job.machine.pid_file("keeper").exists()

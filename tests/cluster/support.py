@@ -20,7 +20,7 @@ from everstep.paths import JobPaths, MachinePaths, MachineSetup, shm_dir
 from everstep.processes import Process, everyone, read_pid_file, send_signal, wait_gone
 from everstep.trainer.context import VARIABLE
 
-DEADLINE_S = 30.0
+DEADLINE_S = 90.0
 """Far above any honest wait."""
 
 

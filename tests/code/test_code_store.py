@@ -30,7 +30,7 @@ from everstep.code.store import CodeStore
 from everstep.model import VersionId
 from tests.code.trees import TREE, as_nobody, contents, file, link, listing, plant
 
-DEADLINE_S = 60.0
+DEADLINE_S = 90.0
 NO_SUCH = VersionId("0" * 64)
 
 

@@ -17,7 +17,7 @@ from everstep.agent.checks import registry
 from tests.commands import odd_checks
 
 ROOT = Path(__file__).parents[2]
-DEADLINE_S = 60.0
+DEADLINE_S = 90.0
 AS_NOBODY = """
 import os, sys, io, contextlib
 from {module} import main

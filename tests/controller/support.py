@@ -56,7 +56,7 @@ from everstep.wire import (
 )
 
 TOKEN = "secret"
-DEADLINE_S = 30.0
+DEADLINE_S = 90.0
 """Far above any honest wait."""
 _Order = TypeVar("_Order", bound=Order)
 _Found = TypeVar("_Found")

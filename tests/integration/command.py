@@ -24,7 +24,7 @@ from everstep.model import JobId
 from everstep.paths import Endpoint, JobPaths
 from everstep.processes import command_line, everyone
 
-WITHIN_S = 60.0
+WITHIN_S = 110.0
 """Patience with anything: only a defect takes so long."""
 RANKS = """
 import os, pathlib, sys, time

@@ -30,7 +30,7 @@ from everstep.model import (
 from everstep.paths import Endpoint, JobPaths, JobResult
 from everstep.processes import Process, alive, command_line, everyone, read_pid_file
 
-DEADLINE_S = 60.0
+DEADLINE_S = 90.0
 """Far above any honest wait."""
 STEPS = """
 import pathlib, sys, time

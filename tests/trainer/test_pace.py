@@ -25,7 +25,7 @@ from everstep.trainer.run import Run
 from tests.checkpoint.objects import Box
 from tests.trainer.surroundings import Surroundings
 
-DEADLINE_S = 60.0
+DEADLINE_S = 90.0
 
 
 def pace_of(here: Surroundings) -> Pace:

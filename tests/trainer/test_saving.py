@@ -19,7 +19,7 @@ from tests.checkpoint.objects import Box
 from tests.trainer.surroundings import Surroundings
 from tests.trainer.training import Training, train
 
-FLUSH_S = 20.0
+FLUSH_S = 60.0
 
 
 def sgd() -> tuple[torch.nn.Linear, torch.optim.Optimizer]:

@@ -66,11 +66,9 @@ def alive_from_pid_file(path: str) -> int | None:
         pid, ticks = Path(path).read_text().split()
     except (OSError, ValueError):
         return None
-    fields = stat_fields(int(pid))
-    if not fields or fields[19] != ticks:
-        return None
-    ended = fields[0] in "ZX" and int(fields[17]) <= 1  # of a zombie, other threads may live
-    return None if ended else int(pid)
+    fields = stat_fields(int(pid))  # of a zombie, other threads may live
+    lives = fields and fields[19] == ticks and (fields[0] not in "ZX" or int(fields[17]) > 1)
+    return int(pid) if lives else None
 
 
 def say(text: str) -> None:

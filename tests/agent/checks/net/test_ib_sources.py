@@ -190,10 +190,13 @@ def test_a_writer_beside_the_reader_never_makes_an_alarm(here: Here) -> None:
         states, counters = PortsSource(), PortCountersSource()
         samples = [states.sample(here) for _ in range(300)]
         counts = [counters.sample(here) for _ in range(300)]
+        seen = {each.ports["mlx5_0/1"].counts.get("symbol_error") for each in counts}
+        while len(seen) < 2:  # on a busy machine the writer may have rested all the time
+            counts.append(counters.sample(here))
+            seen.add(counts[-1].ports["mlx5_0/1"].counts.get("symbol_error"))
     finally:
         stop.set()
         writer.join()
-    assert len({each.ports["mlx5_0/1"].counts.get("symbol_error") for each in counts}) > 1
     verdicts = {
         verdict
         for check, series in ((PORT, samples), (DEVICE, samples), (ERRORS, counts))

@@ -3,8 +3,8 @@
 Gone means: every rank of an older generation, everything it started (data loaders, compilers, shell
 pipelines), and whatever else hangs below the keeper. Spared are agent, launcher and the ranks that
 it has parked, which ran nothing of the user's, and what a killed agent had looking at the machine:
-if that hangs in a driver, it is no rank that remains. Zombies are gone: they hold nothing but their
-pid. Used by the shell for KillRanks and before it leaves.
+if that hangs in a driver, it is no rank that remains. Zombies of which no thread lives are gone:
+they hold nothing but their pid. Used by the shell for KillRanks and before it leaves.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import signal
 
+import pytest
 from hypothesis import settings
 
 settings.register_profile("everstep", deadline=None)
@@ -21,7 +22,8 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 gc.disable()
 
 
-def pytest_collection_finish() -> None:
-    """All tests are known."""
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop() -> None:
+    """All tests are known, or others know them."""
     gc.enable()
     gc.freeze()

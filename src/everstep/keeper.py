@@ -62,13 +62,12 @@ def write_pid_file(path: str, pid: int) -> None:
 
 def alive_from_pid_file(path: str) -> int | None:
     """The live process that the file names (a zombie is none), None if there is none."""
-    try:
+    with contextlib.suppress(OSError, ValueError):
         pid, ticks = Path(path).read_text().split()
-    except (OSError, ValueError):
-        return None
-    fields = stat_fields(int(pid))  # of a zombie, other threads may live
-    lives = fields and fields[19] == ticks and (fields[0] not in "ZX" or int(fields[17]) > 1)
-    return int(pid) if lives else None
+        fields = stat_fields(int(pid))  # of a zombie, other threads may live
+        if fields and fields[19] == ticks and (fields[0] not in "ZX" or int(fields[17]) > 1):
+            return int(pid)
+    return None
 
 
 def say(text: str) -> None:

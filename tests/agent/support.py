@@ -18,7 +18,7 @@ from everstep.cluster.keepers import command, machine_keeper
 from everstep.files import read_json, write_atomically
 from everstep.model import CheckpointSpec, Generation, JobId, JobSpec, MachineId
 from everstep.paths import JobPaths, MachineSetup, shm_dir
-from everstep.processes import read_pid_file, snapshot
+from everstep.processes import identify, read_pid_file, snapshot
 
 _Found = TypeVar("_Found")
 DEADLINE_S = 90.0
@@ -44,12 +44,7 @@ def lines(path: Path) -> list[str]:
 
 def is_running(pid: int) -> bool:
     """Whether the process exists, and any thread of it has not ended."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-    fields = stat.rpartition(") ")[2].split()
-    return fields[0] not in "ZX" or int(fields[17]) > 1
+    return identify(pid) is not None
 
 
 def exit_status(exits: Path, pid: int, start_ticks: int) -> int:

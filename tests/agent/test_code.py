@@ -17,7 +17,15 @@ from typing import Any
 
 import pytest
 
-from everstep.agent.fork import GREETING
+from everstep.agent.fork import (
+    GREETING,
+    NothingCame,
+    Request,
+    TryReply,
+    TryRequest,
+    frame,
+    read_request,
+)
 from everstep.agent.transfer.desk import Desk
 from everstep.agent.transfer.identity import Identity
 from everstep.agent.transfer.server import ShardServer
@@ -29,6 +37,7 @@ from everstep.events import (
     RankExited,
     VersionHeld,
     VersionNotHeld,
+    VersionTried,
 )
 from everstep.model import (
     AgentAt,
@@ -345,15 +354,41 @@ def test_a_restarted_agent_says_what_it_holds(place: Place) -> None:
     assert place.first in joined.versions
 
 
+@contextlib.contextmanager
+def launcher_of(place: Place) -> Iterator[socket.socket]:
+    """Where the agent looks for its launcher, if none was started."""
+    with socket.socket(socket.AF_UNIX) as launcher:
+        launcher.bind(str(place.job.machine.launcher_socket))
+        launcher.listen()
+        launcher.settimeout(DEADLINE_S)
+        yield launcher
+
+
+def test_a_trial_has_what_its_launcher_left_of_its_time(make: Make) -> None:
+    """Else it would run on when everybody has given it up."""
+    place = make(services=("agent",))
+    assert isinstance(place.controller.hold(place.first), VersionHeld)
+    order = place.controller.try_order(place.first, within_s=600.0)
+    place.controller.order(order)
+    with launcher_of(place) as launcher:
+        request: Request | None = None
+        while not isinstance(request, TryRequest):
+            connection, _ = launcher.accept()
+            with connection, connection.makefile("rb") as stream:
+                connection.sendall(GREETING)
+                with contextlib.suppress(NothingCame):  # it asks whether the launcher is warm, too
+                    request = read_request(stream)
+                    connection.sendall(frame(TryReply(problem="so says the launcher")))
+    assert 0.0 < request.within_s < order.within_s
+    assert place.controller.answer_to(order, VersionTried).problem == "so says the launcher"
+
+
 def test_readiness_is_said_once_and_to_every_later_controller(make: Make) -> None:
     place = make(services=("agent",))
     place.controller.get(MachineJoined, lambda joined: not joined.ready)
     assert isinstance(place.controller.hold(place.first), VersionHeld)
     assert not place.controller.all(MachineReady)
-    with socket.socket(socket.AF_UNIX) as launcher:
-        launcher.bind(str(place.job.machine.launcher_socket))
-        launcher.listen()
-        launcher.settimeout(DEADLINE_S)
+    with launcher_of(place) as launcher:
         connection, _ = launcher.accept()
         connection.sendall(GREETING)
         place.controller.get(MachineReady)

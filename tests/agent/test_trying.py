@@ -266,7 +266,7 @@ def test_what_does_not_end_is_ended_with_all_that_it_started(place: Place, tmp_p
     helper = f"""
         import ctypes, os, subprocess, threading, time
         threading.Thread(target=time.sleep, args=(1000,)).start()
-        print("a word before", flush=True)
+        print("a word before")
         script = "trap '' TERM HUP; echo $$ >> {pids}; sleep 1000 & echo $! >> {pids}; wait"
         subprocess.Popen(["setsid", "sh", "-c", script])
         subprocess.Popen(["sh", "-c", f"setsid sh -c \\"sleep 1000 & echo \\\\$! >> {pids}\\" &"])

@@ -85,7 +85,7 @@ def test_only_ranks_and_the_launcher_that_forks_them_import_torch() -> None:
 
 def test_the_keeper_is_small_and_needs_the_standard_library_alone() -> None:
     text = (SOURCE / "keeper.py").read_text()
-    assert len(text.splitlines()) <= 200
+    assert len(text.splitlines()) < 200
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]

@@ -12,6 +12,8 @@ import signal
 from pathlib import Path
 from typing import TypeVar
 
+from msgspec.structs import replace
+
 from everstep.agent import fork
 from everstep.agent.fork import (
     ForkReply,
@@ -27,9 +29,8 @@ from everstep.processes import read_pid_file, send_signal
 RETRY_S: Seconds = 0.02
 SETTLE_S: Seconds = 2.0
 """Time for a fork under way to end before the launcher is killed; it takes some 50 ms."""
-TRIED_LATE_S: Seconds = 15.0
-"""After its time, for a trial to be ended and to say so, which takes 3 s at most, on a machine that
-has much else to do. Were it silent for good, its socket would tell."""
+TRIED_LATE_S: Seconds = 5.0
+"""After its time, for a trial to be ended and to say so."""
 _Reply = TypeVar("_Reply", ForkReply, TryReply)
 
 
@@ -89,17 +90,17 @@ class Launching:
     async def attempt(self, request: TryRequest) -> TryReply:
         """Raises NotForked. The launcher is free meanwhile, and so are we: starts do not wait.
 
-        A launcher that is still getting warm is waited for as long as the trial may take. The
-        process that tries ends with this connection, and soon after the request's time.
+        The process that tries ends with this connection, and soon after the request's time. What
+        it takes a launcher to get warm is part of that time: nobody waits for longer.
         """
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + request.within_s
         try:
-            async with asyncio.timeout(request.within_s) as limit:
+            async with asyncio.timeout_at(deadline + TRIED_LATE_S):
                 reader, writer = await self._connect()
-                limit.reschedule(
-                    asyncio.get_running_loop().time() + request.within_s + TRIED_LATE_S
-                )
                 with contextlib.closing(writer):
-                    return await _ask(reader, writer, request, TryReply)
+                    left = replace(request, within_s=max(0.0, deadline - clock()))
+                    return await _ask(reader, writer, left, TryReply)
         except TimeoutError:
             raise NotForked(f"the launcher did not try it within {request.within_s:g} s") from None
         except (OSError, MessageBroken) as error:

@@ -154,7 +154,7 @@ class _Watch:
                 reply = self._ended()
             if reply is not None:
                 return reply
-        limit = f"it did not end within {self._request.within_s:g} s: {self._doing}"
+        limit = f"it did not end within {self._request.within_s:.0f} s: {self._doing}"
         return TryReply(untold=limit, detail=self._tail())
 
     def _read(self, fd: int) -> bytes:
